@@ -1,0 +1,1 @@
+"""The store: the truth that every index is rebuilt from."""

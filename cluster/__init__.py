@@ -1,0 +1,1 @@
+"""Ray: settings, actor options, typed handles, start and stop, the Python client."""

@@ -1,0 +1,1 @@
+"""What people and programs touch: the HTTP application and the command line."""
