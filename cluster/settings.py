@@ -1,0 +1,229 @@
+"""Settings: ``muniment.yaml``, then ``MUNIMENT_…`` variables (``__`` nests), then flags; the last wins.
+
+Unknown keys are errors, and every error names its key. Units stand in the names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    YamlConfigSettingsSource,
+)
+
+from muniment.actors.store.engine import sqlite_url
+from muniment.policies.errors import ConfigurationError
+
+ENV_PREFIX = "MUNIMENT_"
+#: The variable that names the settings file, and the file that is read when it is not set and the file exists.
+FILE_VARIABLE = "MUNIMENT_CONFIG_FILE"
+DEFAULT_FILE = "muniment.yaml"
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().resolve()
+
+
+def default_data_dir() -> Path:
+    """Where data lies when nobody says: the user's data folder (XDG Base Directory Specification)."""
+    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "muniment"
+
+
+class Group(BaseModel):
+    """A nested group of settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class HttpSettings(Group):
+    """Where the HTTP API listens."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+
+
+class StoreSettings(Group):
+    """Where facts, effects and control data are kept."""
+
+    url: SecretStr | None = Field(
+        None, description="PostgreSQL address for everything; without one, SQLite files in data_dir."
+    )
+
+
+class RaySettings(Group):
+    """The Ray cluster that the Ray actors run in."""
+
+    address: str | None = Field(None, description="A running Ray cluster; without one, a local one is started.")
+    namespace: str = Field("muniment", min_length=1, description="Namespace of the named Ray actors.")
+    num_cpus: int = Field(4, ge=1, le=4096, description="Logical CPUs of a local Ray; bounds scheduling, not threads.")
+    object_store_bytes: int = Field(
+        256 * 1024**2, ge=80 * 1024**2, description="Shared memory of a local Ray's object store."
+    )
+
+
+class MemorySettings(Group):
+    """Memory shards and the two tiers of each company."""
+
+    shards: int = Field(1, ge=1, le=256, description="Memory shards; SQLite allows one.")
+    l1_capacity: int = Field(500, ge=1, description="Facts a company keeps in L1, working memory.")
+    l2_capacity: int = Field(5000, ge=1, description="Facts a company keeps in L2, the archive, essentials aside.")
+    index: Literal["auto", "flat", "hnsw"] = Field(
+        "auto", description="Vector index of a tier: exact, approximate, or by size."
+    )
+
+
+class EffectSettings(Group):
+    """Dedupe ledgers."""
+
+    ledgers: int = Field(1, ge=1, le=256, description="Dedupe ledgers; SQLite allows one.")
+
+
+class RouterSettings(Group):
+    """Routers."""
+
+    count: int = Field(1, ge=1, le=1024, description="Routers; they hold no state.")
+
+
+class WorkerSettings(Group):
+    """Model workers: the embedding model and the reranker."""
+
+    count: int = Field(1, ge=1, le=1024, description="Model workers.")
+    device: str = Field("auto", description='"auto" (a GPU where there is one), "cpu", "cuda", "cuda:1".')
+    gpus_per_worker: float = Field(0, ge=0, description="Ray GPUs each worker reserves; below 1, workers share one.")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of each worker.")
+    model: str = Field("bundled", min_length=1, description='Embedding model: "bundled", a path, or a hub name.')
+    reranker: str = Field("bundled", min_length=1, description='Reranker: "bundled", a path, a hub name, or "none".')
+
+
+class LimitSettings(Group):
+    """What one request may hold."""
+
+    body_bytes: int = Field(8 * 1024**2, ge=1024, description="Largest request body.")
+    text_bytes: int = Field(32 * 1024, ge=1, description="Longest text of a fact or a query, in UTF-8.")
+    arguments_bytes: int = Field(256 * 1024, ge=1, description="Largest arguments of one effect, as JSON.")
+    batch_facts: int = Field(1000, ge=1, le=1000, description="Facts in one batch.")
+
+
+class AuthSettings(Group):
+    """Who may call."""
+
+    enabled: bool = Field(True, description="Check the key of every request; off, everybody is the operator.")
+
+
+class Settings(BaseSettings):
+    """All settings of one service. Frozen; see ``load``."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__", env_ignore_empty=True
+    )
+
+    data_dir: Annotated[Path, AfterValidator(_absolute)] = Field(
+        default_factory=default_data_dir,
+        validate_default=True,
+        description="Folder of everything this service keeps. Default: muniment in the user's data folder.",
+    )
+    http: HttpSettings = HttpSettings()
+    store: StoreSettings = StoreSettings()
+    ray: RaySettings = RaySettings()
+    memory: MemorySettings = MemorySettings()
+    effects: EffectSettings = EffectSettings()
+    routers: RouterSettings = RouterSettings()
+    workers: WorkerSettings = WorkerSettings()
+    limits: LimitSettings = LimitSettings()
+    auth: AuthSettings = AuthSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = settings_file()
+        sources = (init_settings, env_settings)
+        return (*sources, YamlConfigSettingsSource(settings_cls, file)) if file else sources
+
+    def store_url(self, database: Literal["memory", "effects", "control"]) -> str:
+        """The SQLAlchemy address of one of the three databases: a file each, or PostgreSQL for all."""
+        if self.store.url is not None:
+            return self.store.url.get_secret_value()
+        return sqlite_url(self.data_dir / f"{database}.db")
+
+
+def settings_file() -> Path | None:
+    """The YAML file in force: the one ``MUNIMENT_CONFIG_FILE`` names, else ``muniment.yaml`` here if there is one."""
+    named = os.environ.get(FILE_VARIABLE)
+    if named:
+        if not Path(named).is_file():
+            raise ConfigurationError(f"{FILE_VARIABLE}: there is no file {named}")
+        return Path(named)
+    return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).is_file() else None
+
+
+def load(**flags: Any) -> Settings:
+    """The effective settings; ``flags`` (nested dicts per group) win, those that are None say nothing.
+
+    Raises ``ConfigurationError``, whose detail starts with the key that is wrong.
+    """
+    _refuse_unknown_variables()
+    try:
+        return Settings(**_said(flags))
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)]
+        raise ConfigurationError("; ".join(problems)) from None
+    except SettingsError as error:
+        raise ConfigurationError(f"{error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{settings_file()}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def _said(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags without those that say nothing."""
+    cleaned = {key: _said(value) if isinstance(value, dict) else value for key, value in flags.items()}
+    return {key: value for key, value in cleaned.items() if value is not None and value != {}}
+
+
+def _refuse_unknown_variables() -> None:
+    known = set(Settings.model_fields)
+    for name in os.environ:
+        if name.startswith(ENV_PREFIX) and name != FILE_VARIABLE:
+            group = name.removeprefix(ENV_PREFIX).lower().split("__")[0]
+            if group not in known:
+                raise ConfigurationError(f"{name}: there is no such setting; groups are {', '.join(sorted(known))}")
+
+
+def effective(settings: Settings) -> dict[str, Any]:
+    """The settings as plain JSON values, secrets masked."""
+    return settings.model_dump(mode="json")
+
+
+def document() -> Iterator[dict[str, str]]:
+    """Every setting, from the models: ``key``, ``variable``, ``type``, ``default``, ``description``."""
+    yield from _document(Settings, ())
+
+
+def _document(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[dict[str, str]]:
+    for name, field in model.model_fields.items():
+        here = (*path, name)
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Group):
+            yield from _document(kind, here)
+            continue
+        yield {
+            "key": ".".join(here),
+            "variable": ENV_PREFIX + "__".join(here).upper(),
+            "type": kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", ""),
+            "default": "" if field.default_factory else str(field.default),
+            "description": field.description or "",
+        }
