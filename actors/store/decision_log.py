@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,6 +18,7 @@ from muniment.actors.store.engine import metadata
 from muniment.actors.wire import pack, unpack
 
 GENESIS = bytes(32)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def head_table(name: str) -> sa.Table:
@@ -93,7 +94,7 @@ class Decision:
 
 def microseconds(moment: datetime) -> int:
     """Microseconds since the epoch: how times stand in the store, so that they sort and compare exactly."""
-    return int(moment.timestamp()) * 1_000_000 + moment.microsecond
+    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 class DecisionLog:
