@@ -1,0 +1,301 @@
+"""Start, attach to and stop a service: a local Ray of its own, the named Ray actors, and the HTTP application.
+
+One service per data directory. The process that starts it holds a lock there, writes where it is reached into
+``service.json``, and stays; whatever it starts ends with it. The local Ray accepts only who has the token in
+``ray.token`` (0600): Ray listens on the machine's address, and whoever may talk to it may run code.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from muniment.cluster import processes
+from muniment.cluster.naming import SERVE_APP
+from muniment.cluster.settings import Settings
+from muniment.policies.errors import ConfigurationError, StateConflict, Unavailable
+
+STATE_FILE = "service.json"
+LOG_FILE = "service.log"
+_LOCK_FILE = "service.lock"
+_TOKEN_FILE = "ray.token"
+_STOP_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """Where a running service is reached. ``pid``: the process that started it."""
+
+    pid: int
+    url: str
+    ray_address: str
+    namespace: str
+
+
+def find(data_dir: Path) -> Running | None:
+    """The service that runs on ``data_dir``, or None."""
+    try:
+        running = Running(**json.loads((data_dir.resolve() / STATE_FILE).read_text()))
+    except (OSError, ValueError, TypeError):  # none, or cut short by a crash
+        return None
+    return running if processes.alive(running.pid) and processes.belongs(running.pid, data_dir.resolve()) else None
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """What the environment of a service's processes adds to the caller's; also creates the Ray token."""
+    return {
+        **processes.marks(settings.data_dir),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(_token(settings.data_dir)),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # A worker that reserves no GPU may still be told to use one.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # More threads than cores, or threads that spin, cost a text 476 ms instead of 13.
+        "OMP_NUM_THREADS": str(settings.workers.threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+
+
+def _token(data_dir: Path) -> Path:
+    data_dir.mkdir(parents=True, exist_ok=True)
+    path = data_dir / _TOKEN_FILE
+    draft = data_dir / f"{_TOKEN_FILE}.{os.getpid()}"
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    with suppress(FileExistsError):
+        os.link(draft, path)
+    draft.unlink()
+    return path
+
+
+class Service:
+    """A running service, in the process that started it."""
+
+    def __init__(self, settings: Settings, lock: IO[str]) -> None:
+        self.settings = settings
+        self._lock = lock
+        self._vital: list[int] = []
+        self.url = ""
+
+    def broken(self) -> bool:
+        """Whether a process without which Ray cannot go on has ended."""
+        return any(not processes.alive(pid) for pid in self._vital)
+
+    def stop(self) -> None:
+        """Stops the application, the Ray actors and the local Ray; leaves no process. Idempotent."""
+        import ray
+
+        data_dir = self.settings.data_dir
+        try:
+            if ray.is_initialized():
+                if self.settings.ray.address is not None:
+                    _withdraw(self.settings)
+                ray.shutdown()
+        finally:
+            if not self.broken():
+                shutil.rmtree(_ray_folder(data_dir), ignore_errors=True)  # else its logs tell why
+            processes.sweep(data_dir)
+            (data_dir / STATE_FILE).unlink(missing_ok=True)
+            self._lock.close()
+
+
+def start(settings: Settings, application: Callable[[Settings], Any]) -> Service:
+    """Starts the service in this process, which must carry ``environment`` since it was started.
+
+    ``application`` makes the Serve application. Returns when it is deployed; ``/readyz`` tells when it is ready.
+    Raises ``StateConflict`` where one runs already, ``ConfigurationError`` where the port is taken.
+    """
+    service = Service(settings, _lock(settings.data_dir))
+    try:
+        from muniment.cluster.actor_classes import create_actors
+
+        if find(settings.data_dir) is None:
+            processes.sweep(settings.data_dir)
+        port = _free_port(settings.http.host, settings.http.port)
+        address = start_ray(settings)
+        service._vital = _vital_processes(settings.data_dir) if settings.ray.address is None else []
+        create_actors(settings)
+        _deploy(settings, application(settings), port)
+        service.url = f"http://{_reachable(settings.http.host)}:{port}"
+        _write_state(settings, service.url, address)
+    except BaseException:
+        service.stop()
+        raise
+    return service
+
+
+def _lock(data_dir: Path) -> IO[str]:
+    data_dir.mkdir(parents=True, exist_ok=True)
+    file = (data_dir / _LOCK_FILE).open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        running = find(data_dir)
+        where = f"at {running.url}" if running else "(still starting or stopping)"
+        raise StateConflict(f"a service runs already on {data_dir} {where}") from None
+    return file
+
+
+def _free_port(host: str, port: int) -> int:
+    """``port``, or a free one for 0. Raises ``ConfigurationError`` where it is taken or the host is not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigurationError(f"http: cannot listen on {host}:{port}: {error.strerror or error}") from None
+        return int(probe.getsockname()[1])
+
+
+def _reachable(host: str) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+def _ray_folder(data_dir: Path) -> Path:
+    """A folder with a short name for Ray's sockets, whose paths may have 107 characters, one per data directory."""
+    digest = hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"muniment-{os.getuid()}-{digest}"
+
+
+def start_ray(settings: Settings) -> str:
+    """A local Ray of this process, or a connection to the cluster the settings name. Returns the address."""
+    if settings.ray.address is not None:
+        return connect_ray(settings.ray.address, settings.ray.namespace)
+    folder = _ray_folder(settings.data_dir)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    ray = _import_ray()
+    try:
+        context = ray.init(
+            address="local",
+            num_cpus=settings.ray.num_cpus,
+            object_store_memory=settings.ray.object_store_bytes,
+            include_dashboard=False,
+            namespace=settings.ray.namespace,
+            log_to_driver=False,
+            configure_logging=False,
+            _temp_dir=str(folder),
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise Unavailable(f"Ray does not start: {error}") from error
+    return str(context.address_info["address"])
+
+
+def _import_ray() -> Any:
+    """Ray, with the authentication that the environment asks for now: Ray reads it once, when it is imported."""
+    import ray
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+    return ray
+
+
+def connect_ray(address: str, namespace: str) -> str:
+    """Makes this process a driver of a running cluster; a connection that exists already is kept."""
+    ray = _import_ray()
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, namespace=namespace, log_to_driver=False, configure_logging=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise Unavailable(f"no Ray cluster at {address}: {error}", retry_after_seconds=1) from None
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def attach(data_dir: Path) -> Running:
+    """Makes this process a driver of the running service's Ray. Raises ``Unavailable`` where none runs."""
+    running = find(data_dir)
+    if running is None:
+        raise Unavailable(f"no service runs on {data_dir}; start one with: muniment up", retry_after_seconds=1)
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(data_dir.resolve() / _TOKEN_FILE)
+    connect_ray(running.ray_address, running.namespace)
+    return running
+
+
+def _vital_processes(data_dir: Path) -> list[int]:
+    """The processes of the local Ray that it cannot lose: its head's store and its node manager."""
+    names = {"gcs_server", "raylet"}
+    return [pid for pid in processes.processes_of(data_dir) if Path(f"/proc/{pid}/comm").read_text().strip() in names]
+
+
+def _deploy(settings: Settings, application: Any, port: int) -> None:
+    from ray import serve
+
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": settings.http.host, "port": port},
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )
+    try:
+        serve.run(
+            application,
+            name=SERVE_APP,
+            route_prefix="/",
+            logging_config={"log_level": "WARNING", "enable_access_log": False},
+        )
+    except (RuntimeError, TimeoutError) as error:
+        raise Unavailable(f"the HTTP application does not start: {error}") from error
+
+
+def _withdraw(settings: Settings) -> None:
+    """Takes the application and the named Ray actors out of a Ray cluster that goes on without them."""
+    import ray
+    from ray import serve
+
+    serve.delete(SERVE_APP)
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        if entry["namespace"] == settings.ray.namespace:
+            ray.kill(ray.get_actor(entry["name"], namespace=entry["namespace"]))
+
+
+def _write_state(settings: Settings, url: str, ray_address: str) -> None:
+    running = Running(pid=os.getpid(), url=url, ray_address=ray_address, namespace=settings.ray.namespace)
+    path = settings.data_dir / STATE_FILE
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(asdict(running)))
+    draft.replace(path)
+
+
+def stop(data_dir: Path) -> bool:
+    """Stops the service of ``data_dir`` from outside and clears what a crash left. Whether there was anything."""
+    data_dir = data_dir.resolve()
+    running = find(data_dir)
+    if running is not None:
+        processes.send(running.pid, signal.SIGTERM)
+        processes.wait_for_end([running.pid], _STOP_SECONDS)
+    left = processes.sweep(data_dir)
+    (data_dir / STATE_FILE).unlink(missing_ok=True)
+    shutil.rmtree(_ray_folder(data_dir), ignore_errors=True)
+    return running is not None or left > 0
+
+
+def serve_until_told(service: Service, poll_seconds: float = 0.5) -> bool:
+    """Waits for SIGINT, SIGTERM or SIGHUP, or for Ray to break. Whether it ended because it was told to."""
+    told = False
+
+    def on_signal(_number: int, _frame: Any) -> None:
+        nonlocal told
+        told = True
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, on_signal)
+    while not told and not service.broken():
+        time.sleep(poll_seconds)
+    return told

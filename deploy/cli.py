@@ -1,0 +1,281 @@
+"""The command line, ``muniment``. Failures are one clear line and a non-zero status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from muniment.cluster import launcher, processes
+from muniment.cluster.settings import Settings, document, effective, load
+from muniment.policies.errors import MunimentError, Unavailable
+
+app = typer.Typer(
+    name="muniment",
+    help="Memory for AI agents, kept as an archive keeps proof.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+keys = typer.Typer(help="Make, list and revoke keys.", no_args_is_help=True)
+app.add_typer(keys, name="key")
+console = Console()
+errors = Console(stderr=True)
+
+READY_SECONDS = 180.0
+OPERATOR_KEY_FILE = "operator.key"
+
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of the service.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.", show_default="8000")]
+
+
+def main() -> None:
+    """Runs the command line."""
+    try:
+        app()
+    except MunimentError as error:
+        _fail(error.detail or error.code)
+    except httpx.HTTPError as error:
+        _fail(f"the service does not answer: {error or type(error).__name__}")
+
+
+def _fail(message: str) -> None:
+    errors.print(f"muniment: {' '.join(message.split())}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(1)
+
+
+@app.command()
+def up(
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when it is ready and leave it running.")] = False,
+) -> None:
+    """Start the service and wait until it is ready; without --detach, serve until Ctrl-C."""
+    settings = load(data_dir=data_dir, http={"host": host, "port": port})
+    running = launcher.find(settings.data_dir)
+    if running is not None:
+        _wait_until_ready(settings.data_dir, None)
+        console.print(f"runs already: {running.url}", highlight=False)
+    elif detach:
+        start_detached(settings)
+        console.print(f"ready: {found(settings.data_dir).url}", highlight=False)
+    elif processes.belongs(os.getpid(), settings.data_dir):
+        _serve(settings)
+    else:  # once more, with what every process of the service carries
+        os.execve(sys.executable, _command(settings), _environment(settings))
+
+
+def _command(settings: Settings) -> list[str]:
+    flags = ["--host", settings.http.host, "--port", str(settings.http.port), "--data-dir", str(settings.data_dir)]
+    return [sys.executable, "-m", "muniment.deploy.cli", "up", *flags]
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    return {**os.environ, **launcher.environment(settings)}
+
+
+def _serve(settings: Settings) -> None:
+    """The process of a service, from start to stop."""
+    from muniment.deploy.ingress import build
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.default_int_handler)
+    try:
+        service = launcher.start(settings, build)
+    except KeyboardInterrupt:
+        return
+    try:
+        if _answers(service.url, READY_SECONDS):
+            console.print(f"ready: {service.url}   docs: {service.url}/docs   Ctrl-C stops it", highlight=False)
+        told = launcher.serve_until_told(service)
+    except KeyboardInterrupt:
+        told = True
+    finally:
+        service.stop()
+    if not told:
+        raise Unavailable("Ray ended by itself; everything else was stopped")
+
+
+def start_detached(settings: Settings) -> None:
+    """Starts a service that outlives this process, and waits until it is ready. Raises ``Unavailable``."""
+    environment = _environment(settings)
+    with (settings.data_dir / launcher.LOG_FILE).open("ab") as log:
+        process = subprocess.Popen(
+            _command(settings),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        _wait_until_ready(settings.data_dir, process)
+    except BaseException:
+        launcher.stop(settings.data_dir)
+        raise
+
+
+def _wait_until_ready(data_dir: Path, process: subprocess.Popen[bytes] | None) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        if process is not None and process.poll() is not None:
+            lines = (data_dir / launcher.LOG_FILE).read_text(errors="replace").split("\n")
+            said = [line.removeprefix("muniment: ") for line in lines if line.startswith("muniment: ")]
+            raise Unavailable(said[-1] if said else f"it ended at its start; see {data_dir / launcher.LOG_FILE}")
+        running = launcher.find(data_dir)
+        if running is not None and _answers(running.url, 1.0):
+            return
+        time.sleep(0.1)
+    raise Unavailable(f"not ready after {READY_SECONDS:.0f} s; see {data_dir / launcher.LOG_FILE}")
+
+
+def _answers(url: str, patience_seconds: float) -> bool:
+    """Whether the service says that it is ready, asked until it does or patience ends."""
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            if httpx.get(f"{url}/readyz", timeout=5.0).status_code == httpx.codes.OK:
+                return True
+        except httpx.TransportError:
+            pass  # not listening yet
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.1)
+
+
+def found(data_dir: Path) -> launcher.Running:
+    """The running service of ``data_dir``. Raises ``Unavailable`` where there is none."""
+    running = launcher.find(data_dir)
+    if running is None:
+        raise Unavailable(f"no service runs on {data_dir}; start one with: muniment up")
+    return running
+
+
+@app.command()
+def down(data_dir: DataDir = None) -> None:
+    """Stop the service, and clear what a crash left of it."""
+    settings = load(data_dir=data_dir)
+    stopped = launcher.stop(settings.data_dir)
+    console.print("stopped" if stopped else f"nothing runs on {settings.data_dir}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def status(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Say whether the service runs and is ready; status 1 where it is not."""
+    settings = load(data_dir=data_dir)
+    running = launcher.find(settings.data_dir)
+    report: dict[str, Any] = {"data_dir": str(settings.data_dir), "running": running is not None}
+    if running is not None:
+        answer = httpx.get(f"{running.url}/readyz", timeout=10.0)
+        report |= {
+            "url": running.url,
+            "pid": running.pid,
+            "processes": 1 + len(set(processes.processes_of(settings.data_dir)) - {running.pid}),
+            "ready": answer.status_code == httpx.codes.OK,
+            "parts": answer.json(),
+        }
+    if as_json:
+        print(json.dumps(report))
+    else:
+        for name, value in report.items():
+            console.print(f"{name:>10}  {value}", highlight=False, soft_wrap=True)
+    raise typer.Exit(0 if report.get("ready") else 1)
+
+
+@app.command()
+def settings(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show every setting: its value now, its variable, and what it is for."""
+    values = effective(load(data_dir=data_dir))
+    if as_json:
+        print(json.dumps(values))
+        return
+    table = Table("setting", "value", "variable", "what")
+    for entry in document():
+        value: Any = values
+        for part in entry["key"].split("."):
+            value = value[part]
+        table.add_row(entry["key"], str(value), entry["variable"], entry["description"])
+    console.print(table)
+
+
+@app.command()
+def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Check this machine and the service's folder; status 1 where something would not work."""
+    from muniment.deploy.doctor import examine
+
+    findings = examine(load(data_dir=data_dir))
+    if as_json:
+        print(json.dumps([finding.__dict__ for finding in findings]))
+    else:
+        for finding in findings:
+            mark = {"ok": "[green]ok  [/]", "warning": "[yellow]warn[/]", "error": "[red]bad [/]"}[finding.level]
+            console.print(f"{mark} {finding.what}: {finding.detail}", highlight=False, soft_wrap=True)
+    raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)
+
+
+@app.command()
+def demo(
+    log: Annotated[Path, typer.Option("--log", help="A log file of BlueGene/L, as in LogHub's BGL_2k.log.")],
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    once: Annotated[bool, typer.Option("--once", help="Stop after the tour what it started.")] = False,
+) -> None:
+    """Walk through what the service does, on a real log; start a service if none runs, and then serve until Ctrl-C."""
+    from muniment.deploy import tour
+
+    settings = load(data_dir=data_dir, http={"host": host, "port": port})
+    if not log.is_file():
+        raise Unavailable(f"there is no file {log}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.default_int_handler)
+    ours = launcher.find(settings.data_dir) is None
+    try:
+        if ours:
+            with console.status("starting the service"):
+                start_detached(settings)
+        running = found(settings.data_dir)
+        tour.walk(running.url, operator_key(settings.data_dir), log, console)
+        tour.say_where(running.url, settings.data_dir, console)
+        if ours and not once:
+            console.print("Serving until Ctrl-C.")
+            while launcher.find(settings.data_dir) is not None:
+                time.sleep(0.5)
+            raise Unavailable(f"the service ended; see {settings.data_dir / launcher.LOG_FILE}")
+    except KeyboardInterrupt:
+        console.print("stopping")
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            launcher.stop(settings.data_dir)
+
+
+def operator_key(data_dir: Path) -> str:
+    """The operator's key of the service of ``data_dir``. Raises ``Unavailable``."""
+    path = data_dir / OPERATOR_KEY_FILE
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise Unavailable(f"cannot read {path}: {error.strerror}") from None
+
+
+@app.callback()
+def _program() -> None:
+    """Memory for AI agents, kept as an archive keeps proof."""
+
+
+if __name__ == "__main__":
+    main()
