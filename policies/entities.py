@@ -1,0 +1,227 @@
+"""Named things in a text: what the retrieval gate asks for and what shared mentions are counted by.
+
+The published program looks for four fixed patterns; here extraction is general: identifiers, codes, hosts, compound
+names, dates, quantities, capitalised names in any script that has capitals, quoted names in any script, and what a
+company's own patterns match. Query and fact go through the same function. Time is linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import Any, Final
+
+import re2
+
+from muniment.policies.errors import InvalidInput
+from muniment.policies.model import fold, nfc
+from muniment.policies.terms import JOINERS, STOP_WORDS, TOKEN, word_set
+
+MAX_ENTITIES: Final = 128
+"""Entities of one text; what follows is left out."""
+MAX_ENTITY_CHARACTERS: Final = 96
+MAX_PATTERNS: Final = 32
+"""Patterns of one company."""
+MAX_PATTERN_CHARACTERS: Final = 256
+_PATTERN_MEMORY_BYTES: Final = 1 << 20
+
+_QUOTED: Final = re.compile(
+    "|".join(
+        f"{opening}([^{closing}\n]{{2,{MAX_ENTITY_CHARACTERS}}}){closing}"
+        for opening, closing in ('""', "“”", "„“", "«»", "‹›", "「」", "『』", "《》", "〈〉", "``")
+    )
+)
+_SEGMENTS: Final = re.compile(rf"[{JOINERS}]+")
+_SENTENCE_END: Final = re.compile(r"[.!?…:;\n。！？؟।¿¡•\"“”«»(\[{]")
+_POSSESSIVE: Final = re.compile(r"['’][sS]$")
+_PARTICLES: Final = word_set("da das de del della den der di do dos du e el la le of und van von y ibn bin al")
+_MAX_RUN: Final = 6
+_STARTERS: Final = frozenset().union(*STOP_WORDS.values())
+_QUANTITY_AFTER: Final = frozenset("%‰°€£¥₹₽₩$")
+_QUANTITY_BEFORE: Final = frozenset("€£¥₹₽₩$#№")
+
+
+def extract_entities(text: str, patterns: Sequence[str] = ()) -> tuple[str, ...]:
+    """The entities of ``text``, normalised (NFC, case-folded, single spaces) and sorted, at most ``MAX_ENTITIES``.
+
+    ``patterns``: a company's own, as ``check_patterns`` accepts them; each whole match is an entity.
+    """
+    text = nfc(text)
+    found: dict[str, None] = {}
+    for pattern in _compiled(tuple(patterns)):
+        # A bounded number of matches: each may have to read to the end of the text.
+        for match in islice(pattern.finditer(text), MAX_ENTITIES):
+            _keep(found, match.group(0))
+    for match in _QUOTED.finditer(text):
+        _keep(found, match[match.lastindex or 0])
+    _keep_tokens(text, found)
+    return tuple(sorted(found))
+
+
+def normalise_entity(name: str) -> str:
+    """``name`` in the form in which entities are compared."""
+    return " ".join(fold(name).split())[:MAX_ENTITY_CHARACTERS]
+
+
+def check_patterns(patterns: Sequence[str], pointer: str = "/entity_patterns") -> tuple[str, ...]:
+    """A company's patterns, if they are few, short and in RE2's syntax, which has no exponential or quadratic search.
+
+    Raises ``InvalidInput`` that names the pattern; one that matches the empty text is refused too.
+    """
+    if len(patterns) > MAX_PATTERNS:
+        raise InvalidInput.at(pointer, f"{len(patterns)} patterns, {MAX_PATTERNS} are allowed")
+    for position, pattern in enumerate(patterns):
+        where = f"{pointer}/{position}"
+        if len(pattern) > MAX_PATTERN_CHARACTERS:
+            raise InvalidInput.at(where, f"longer than {MAX_PATTERN_CHARACTERS} characters")
+        try:
+            matches_nothing = _compile(pattern).search("") is not None
+        except re2.error as error:
+            raise InvalidInput.at(where, f"not a pattern in RE2 syntax: {_reason(error)}") from error
+        if matches_nothing:
+            raise InvalidInput.at(where, "matches the empty text")
+    return tuple(patterns)
+
+
+def is_mentioned(entity: str, entities: Iterable[str], text: str) -> bool:
+    """Whether a fact speaks of ``entity``: it is among the fact's ``entities``, a whole part of one of them
+    (``r17-m1`` of ``r17-m1-n0``), or stands in ``text`` (already folded) between word boundaries."""
+    return any(entity == other or _stands_in(entity, other) for other in entities) or _stands_in(entity, text)
+
+
+def count_shared(query_entities: Iterable[str], entities: frozenset[str]) -> int:
+    """How many of the query's entities are among a fact's, or are a whole part of one of them."""
+    return sum(
+        1 for entity in query_entities if entity in entities or any(_stands_in(entity, other) for other in entities)
+    )
+
+
+def matching(entities: Iterable[str], pattern: str) -> tuple[str, ...]:
+    """The entities that ``pattern`` (RE2 syntax) matches whole."""
+    compiled = _compile(pattern)
+    return tuple(entity for entity in entities if compiled.fullmatch(entity) is not None)
+
+
+def _stands_in(name: str, text: str) -> bool:
+    """Whether ``name`` occurs in ``text`` with no letter or digit right before or after it."""
+    position = text.find(name)
+    while position >= 0:
+        end = position + len(name)
+        if not (position and text[position - 1].isalnum()) and not (end < len(text) and text[end].isalnum()):
+            return True
+        position = text.find(name, position + 1)
+    return False
+
+
+def _keep(found: dict[str, None], name: str) -> None:
+    normal = normalise_entity(name)
+    if normal and len(found) < MAX_ENTITIES:
+        found[normal] = None
+
+
+def _keep_tokens(text: str, found: dict[str, None]) -> None:
+    """Identifiers, numbers and capitalised names, in one walk over the words of ``text``."""
+    run: list[str] = []
+    particles: list[str] = []
+    run_starts_sentence = False
+    end = 0
+
+    def close() -> None:
+        _keep_name(run, run_starts_sentence, text[end : end + 1], found)
+        run.clear()
+        particles.clear()
+
+    for match in TOKEN.finditer(text):
+        if len(found) >= MAX_ENTITIES:
+            return
+        word = match[0]
+        gap = text[end : match.start()]
+        starts_sentence = not end or _SENTENCE_END.search(gap) is not None
+        if run and (gap != " " or len(run) >= _MAX_RUN):
+            close()
+        end = match.end()
+        if _is_identifier(word, starts_sentence) or _is_quantity(word, text, match.start(), end):
+            close()
+            _keep(found, _POSSESSIVE.sub("", word))
+        elif _is_capitalised(word):
+            if not run:
+                run_starts_sentence = starts_sentence
+            run.extend(particles)
+            particles.clear()
+            run.append(word)
+        elif run and not particles and word in _PARTICLES:
+            particles.append(word)
+        elif run:
+            run_end, end = end, match.start() - len(gap)
+            close()
+            end = run_end
+    close()
+
+
+def _keep_name(run: list[str], starts_sentence: bool, following: str, found: dict[str, None]) -> None:
+    """Keeps a run of capitalised words without the function words around it.
+
+    One word alone at the start of a sentence says nothing about names unless it is a label (``Caroline: hello``), an
+    acronym, or a possessive.
+    """
+    while run and run[0].lower() in _STARTERS:
+        run, starts_sentence = run[1:], False
+    while run and run[-1].lower() in _STARTERS:
+        run = run[:-1]
+    if not run:
+        return
+    name = _POSSESSIVE.sub("", " ".join(run))
+    plain = len(run) == 1 and starts_sentence and name == run[0] and following != ":" and not name[1:].isupper()
+    if len(name) > 1 and not plain:
+        _keep(found, name)
+
+
+def _is_capitalised(word: str) -> bool:
+    return word[0].isupper() or word[0].istitle()
+
+
+def _is_quantity(word: str, text: str, start: int, end: int) -> bool:
+    """A number of two digits or more, or of one with a sign of money, percent or number beside it."""
+    if not word.isdigit():
+        return False
+    return (
+        len(word) > 1 or text[end : end + 1] in _QUANTITY_AFTER or (start > 0 and text[start - 1] in _QUANTITY_BEFORE)
+    )
+
+
+def _is_identifier(word: str, starts_sentence: bool) -> bool:
+    """Letters with digits, or parts held together by something that prose does not use between small words."""
+    has_digit = any(c.isdigit() for c in word)
+    has_letter = any(c.isalpha() for c in word)
+    if has_digit and has_letter:
+        return True
+    segments = [segment for segment in _SEGMENTS.split(word) if segment]
+    if "_" in word.strip("_") or "@" in word:
+        return True
+    if len(segments) < 2:
+        return False
+    if has_digit:
+        return True
+    if any(joiner in word for joiner in ".:/\\#") and all(len(segment) > 1 for segment in segments):
+        return not ("/" in word and word.count("/") == 1 and word.islower())
+    capitals = sum(_is_capitalised(segment) for segment in segments)
+    return "-" in word and capitals > (1 if starts_sentence else 0)
+
+
+def _compile(pattern: str) -> Any:
+    options = re2.Options()
+    options.max_mem = _PATTERN_MEMORY_BYTES
+    options.log_errors = False
+    return re2.compile(pattern, options)
+
+
+@lru_cache(maxsize=256)
+def _compiled(patterns: tuple[str, ...]) -> tuple[Any, ...]:
+    return tuple(_compile(pattern) for pattern in patterns)
+
+
+def _reason(error: Exception) -> str:
+    reason = error.args[0] if error.args else error
+    return reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)

@@ -1,0 +1,115 @@
+"""From the evidence about each candidate to one score per candidate, and from scores to an order.
+
+All scores run upwards: higher is better. Two formulas, chosen by the profile:
+
+- ``paper``: ``sim³ + 0.8·|shared entities| + 0.1·importance``; reranked: ``0.85·ce + 0.15·score`` with the
+  cross-encoder's logit as ``ce`` (seed 002). No fixed scale.
+- ``hybrid``: every term lies in [0, 1], and so does their weighted mean; reranked: the same mix with the sigmoid of the
+  logit as ``ce``. So a final score lies in [0, 1], and ``min_score`` means the same for every query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muniment.policies.routing import Fusion, RecallProfile
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known about n candidates of both tiers; arrays of shape (n,), in the same order as ``ids``.
+
+    ``similarity``: cosine of query and fact, known for every candidate, also for those that only the lexical index
+    found. ``lexical``: BM25 score on one scale for both tiers, 0 where no term matches. ``shared``: how many of the
+    query's entities the fact names (``entities.count_shared``). ``importance``: in [0, 1].
+    """
+
+    ids: Sequence[str]
+    similarity: Floats
+    lexical: Floats
+    shared: NDArray[np.int64]
+    importance: Floats
+    asked: int
+    """How many entities the query has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """``total`` of shape (n,), and the weighted terms that add up to it, each of shape (n,), for ``explain``."""
+
+    total: Floats
+    terms: dict[str, Floats]
+
+    def explain(self, position: int) -> dict[str, float]:
+        """The weighted terms of one candidate."""
+        return {name: float(values[position]) for name, values in self.terms.items()}
+
+
+def retrieval_scores(evidence: Evidence, profile: RecallProfile) -> Scores:
+    """The score of every candidate before reranking, by the profile's fusion."""
+    terms = _paper_terms(evidence, profile) if profile.fusion is Fusion.PAPER else _hybrid_terms(evidence, profile)
+    return Scores(np.sum(list(terms.values()), axis=0, dtype=np.float64), terms)
+
+
+def final_scores(retrieval: Scores, logits: Floats, reranked: NDArray[np.int64], profile: RecallProfile) -> Scores:
+    """The scores after reranking: ``w·ce + (1-w)·score``.
+
+    ``logits`` of shape (m,) belong to the candidates at the positions ``reranked``. The others were ranked below and
+    stay below: under ``hybrid`` their ``ce`` is 0; under ``paper``, which answers reranked candidates only, they are
+    not answered (minus infinity).
+    """
+    weight = profile.cross_encoder_weight
+    missing = -np.inf if profile.fusion is Fusion.PAPER else 0.0
+    ce = np.full(len(retrieval.total), missing)
+    ce[reranked] = logits if profile.fusion is Fusion.PAPER else sigmoid(np.asarray(logits, np.float64))
+    terms = {name: values * (1 - weight) for name, values in retrieval.terms.items()}
+    terms["cross_encoder"] = ce * weight if weight else np.where(np.isfinite(ce), 0.0, ce)
+    return Scores(np.sum(list(terms.values()), axis=0, dtype=np.float64), terms)
+
+
+def order(ids: Sequence[str], total: Floats, *, limit: int, min_score: float | None = None) -> NDArray[np.int64]:
+    """The positions of the best ``limit`` candidates, best first, equal scores by id; none below ``min_score``, none
+    that is not finite."""
+    kept = np.flatnonzero(np.isfinite(total) & (total >= (-np.inf if min_score is None else min_score)))
+    if len(kept) > limit > 0:
+        bound = np.partition(total[kept], len(kept) - limit)[len(kept) - limit]
+        kept = kept[total[kept] >= bound]
+    best = sorted(kept.tolist(), key=lambda position: (-total[position], ids[position]))[: max(0, limit)]
+    return np.asarray(best, np.int64)
+
+
+def sigmoid(logits: Floats) -> Floats:
+    """``1 / (1 + e^-x)`` without overflow."""
+    values: Floats = 0.5 * (1.0 + np.tanh(0.5 * logits))
+    return values
+
+
+def _paper_terms(evidence: Evidence, profile: RecallProfile) -> dict[str, Floats]:
+    similarity = np.asarray(evidence.similarity, np.float64)
+    powered = np.sign(similarity) * np.abs(similarity) ** profile.similarity_exponent
+    return {
+        "similarity": powered,
+        "entities": profile.entity_weight * np.asarray(evidence.shared, np.float64),
+        "importance": profile.importance_weight * np.asarray(evidence.importance, np.float64),
+    }
+
+
+def _hybrid_terms(evidence: Evidence, profile: RecallProfile) -> dict[str, Floats]:
+    """Dense, lexical, entities and importance, each in [0, 1] times its weight's part of all weights."""
+    best = float(np.max(evidence.lexical, initial=0.0))
+    lexical_weight = profile.lexical_weight if profile.lexical else 0.0
+    entity_weight = profile.entity_weight if evidence.asked else 0.0
+    parts: dict[str, tuple[float, Floats]] = {
+        "similarity": (profile.dense_weight, np.clip(np.asarray(evidence.similarity, np.float64), 0.0, 1.0)),
+        "lexical": (lexical_weight, np.asarray(evidence.lexical, np.float64) / (best or 1.0)),
+        "entities": (entity_weight, np.asarray(evidence.shared, np.float64) / max(1, evidence.asked)),
+        "importance": (profile.importance_weight, np.asarray(evidence.importance, np.float64)),
+    }
+    whole = sum(weight for weight, _ in parts.values())
+    return {name: values * (weight / whole) for name, (weight, values) in parts.items()}

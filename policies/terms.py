@@ -1,0 +1,215 @@
+"""The lexical terms of a text: what the lexical index stores and what a query is turned into, by one function.
+
+A word of any script is one term, its accents folded and its ending cut by the language's stemmer. A compound name
+(``R17-M1-N0-C:J12-U11``, ``core.9651``, ``user_id``, ``getUserName``) gives its whole, its parts, and every pair of
+neighbouring parts, so that ``R17-M1`` is found inside the longer name and weighs more than two parts apart. Scripts
+written without spaces give single characters and pairs.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import unicodedata
+from functools import lru_cache
+from itertools import pairwise
+from typing import Final
+
+import Stemmer
+
+from muniment.policies.errors import InvalidInput
+from muniment.policies.model import nfc
+
+ENGLISH: Final = "english"
+PORTUGUESE: Final = "portuguese"
+LANGUAGES: Final = frozenset(Stemmer.algorithms())
+"""The languages with a stemmer (Snowball); a company chooses one."""
+
+MAX_TERMS: Final = 16_384
+"""Terms of one text; what follows is not searched lexically."""
+MAX_TERM_CHARACTERS: Final = 64
+"""A longer term is cut, alike in facts and queries."""
+_MAX_PARTS: Final = 256
+_LAST_MARK: Final = 0x1FFFF
+
+
+def _ranges(categories: str, last: int) -> str:
+    """The characters up to ``last`` whose general category starts with one of ``categories``, as a regex class body."""
+    ranges: list[list[int]] = []
+    for point in range(0x80, last + 1):
+        if unicodedata.category(chr(point))[0] in categories:
+            if ranges and ranges[-1][1] == point - 1:
+                ranges[-1][1] = point
+            else:
+                ranges.append([point, point])
+    return "".join(f"\\U{first:08x}-\\U{final:08x}" for first, final in ranges)
+
+
+MARKS: Final = _ranges("M", _LAST_MARK)
+"""Combining marks as a regex class body: Python's ``\\w`` leaves them out and would break words of many scripts."""
+WORD: Final = rf"[\w{MARKS}]"
+JOINERS: Final = r"\-.:/@#+&'’\\"
+"""What holds a compound name together when it stands between two word characters."""
+
+TOKEN: Final = re.compile(rf"{WORD}+(?:[{JOINERS}]{{1,2}}{WORD}+)*")
+"""A word or compound name. Word characters and joiners are disjoint, so that matching is linear."""
+
+_SYMBOL: Final = r"[\u2190-\u2bff\U0001f000-\U0001faff]"
+_ITEM: Final = re.compile(rf"(?P<token>{TOKEN.pattern})|{_SYMBOL}")
+_SPLIT: Final = re.compile(rf"[{JOINERS}_]+")
+_CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_GROUPED_NUMBER: Final = re.compile(r"\d{1,3}(?:[.,]\d{3})+")
+_SPACELESS: Final = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+    r"\U00020000-\U0003ffff]+"
+)
+
+
+def word_set(text: str) -> frozenset[str]:
+    """The words of ``text``."""
+    return frozenset(text.split())
+
+
+STOP_WORDS: Final[dict[str, frozenset[str]]] = {
+    ENGLISH: word_set(
+        "a about after all also am an and any are as at be because been before but by can could did do does doing done "
+        "for from get got had has have he her hers him his how i if in into is it its just let may me might mine my "
+        "no nor not of off on or our ours out over own shall she should so some such than that the their theirs them "
+        "then there these they this those to too under up us very was we were what when where which while who whom "
+        "whose why will with would yes you your yours i'm i've i'll i'd it's that's don't didn't"
+    ),
+    PORTUGUESE: word_set(
+        "a ao aos as às com como da das de dela dele deles do dos e é ela elas ele eles em entre era essa esse esta "
+        "está este eu foi foram há isso isto já la lhe mais mas me meu minha muito na nas nem no nos nós não o os ou "
+        "para pela pelo pelos por porque qual quais quando quanto que quem se sem ser seu seus são só sua suas também "
+        "tem têm ter te um uma umas uns você vocês onde"
+    ),
+}
+"""Words that carry no content of their own. They stay out of entities, and out of queries that have others."""
+
+
+def check_language(language: str) -> str:
+    """``language`` if there is a stemmer for it; ``InvalidInput`` names the field otherwise."""
+    if language not in LANGUAGES:
+        raise InvalidInput.at("/language", f"no stemmer for {language!r}; there are {', '.join(sorted(LANGUAGES))}")
+    return language
+
+
+def fold_accents(text: str) -> str:
+    """``text`` case-folded, compatibility forms unified and combining marks of Latin, Greek and Cyrillic dropped.
+
+    Marks of other scripts stay: there they are letters, not accents.
+    """
+    if text.isascii():
+        return text.lower()
+    decomposed = unicodedata.normalize("NFKD", text.casefold())
+    kept = "".join(c for c in decomposed if not "\u0300" <= c <= "\u036f")
+    return unicodedata.normalize("NFC", kept.casefold())
+
+
+def terms(text: str, language: str = ENGLISH) -> list[str]:
+    """The terms of ``text`` in order, repeated as often as they occur (BM25 counts them), at most ``MAX_TERMS``.
+
+    ``language`` is one of ``LANGUAGES``. The same function serves facts and queries. Linear in the text.
+    """
+    found: list[str] = []
+    for match in _ITEM.finditer(nfc(text)):
+        if match["token"] is None:
+            found.append(match[0])
+        else:
+            _token_terms(match[0], language, found)
+        if len(found) >= MAX_TERMS:
+            del found[MAX_TERMS:]
+            break
+    return found
+
+
+def query_terms(text: str, language: str = ENGLISH) -> list[str]:
+    """The distinct terms of a query in order, without stop words; all of them where there is nothing else."""
+    unique = list(dict.fromkeys(terms(text, language)))
+    stopped = _stopped_terms(language)
+    return [term for term in unique if term not in stopped] or unique
+
+
+def _token_terms(token: str, language: str, found: list[str]) -> None:
+    """Appends the terms of one word or compound name to ``found``."""
+    if token.isalpha() and (token.islower() or token.istitle()) and token.isascii():
+        found.append(stem(token.lower(), language))
+        return
+    parts = [part for piece in _SPLIT.split(token) for part in _CAMEL.split(piece) if part][:_MAX_PARTS]
+    if len(parts) > 1 and parts[-1].lower() in _CLITICS:
+        parts.pop()
+    folded = [fold_accents(part) for part in parts]
+    for part in folded:
+        if _SPACELESS.search(part):
+            _spaceless_terms(part, language, found)
+        else:
+            found.append(stem(part, language))
+    if len(folded) > 1:
+        found.extend(f"{first}-{second}"[:MAX_TERM_CHARACTERS] for first, second in pairwise(folded))
+        if len(folded) > 2:
+            found.append("-".join(folded)[:MAX_TERM_CHARACTERS])
+        if _GROUPED_NUMBER.fullmatch(token):
+            found.append("".join(folded))
+
+
+_CLITICS: Final = frozenset({"s", "t", "m", "d", "ll", "re", "ve"})
+
+
+def _spaceless_terms(part: str, language: str, found: list[str]) -> None:
+    """Characters and pairs of the spaceless runs in ``part``; what stands between them is a word."""
+    position = 0
+    for run in _SPACELESS.finditer(part):
+        if run.start() > position:
+            found.append(stem(part[position : run.start()], language))
+        characters = run[0]
+        found.extend(characters)
+        found.extend(characters[i : i + 2] for i in range(len(characters) - 1))
+        position = run.end()
+    if position < len(part):
+        found.append(stem(part[position:], language))
+
+
+class _Stemmers(threading.local):
+    """One set of stemmers per thread: a Snowball stemmer keeps its word in itself while it works."""
+
+    def __init__(self) -> None:
+        self.by_language: dict[str, Stemmer.Stemmer] = {}
+
+    def get(self, language: str) -> Stemmer.Stemmer:
+        stemmer = self.by_language.get(language)
+        if stemmer is None:
+            stemmer = self.by_language[language] = Stemmer.Stemmer(language)
+        return stemmer
+
+
+_stemmers = _Stemmers()
+
+
+@lru_cache(maxsize=65_536)
+def stem(word: str, language: str) -> str:
+    """``word`` (folded) without its ending, at most ``MAX_TERM_CHARACTERS``; a word with a digit stays as it is."""
+    if len(word) > MAX_TERM_CHARACTERS:
+        return word[:MAX_TERM_CHARACTERS]
+    if not word.isalpha():
+        return word
+    if language == PORTUGUESE:
+        word = _portuguese_singular(word)
+    stemmed: str = _stemmers.get(language).stemWord(word)
+    return fold_accents(stemmed) or word
+
+
+def _portuguese_singular(word: str) -> str:
+    """Brings the plurals of -ão together and restores letters that folding took from the stemmer's rules."""
+    for ending in ("oes", "aes", "aos"):
+        if word.endswith(ending) and len(word) > len(ending) + 1:
+            word = word[: -len(ending)] + "ao"
+            break
+    if word.endswith("cao") and len(word) > 4:
+        return word[:-3] + "ção"
+    return word
+
+
+@lru_cache(maxsize=64)
+def _stopped_terms(language: str) -> frozenset[str]:
+    return frozenset(term for word in STOP_WORDS.get(language, ()) for term in terms(word, language))
