@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
+
 from muniment.policies.model import SourceKind
 from muniment.policies.retention import (
     EvictionPlan,
@@ -16,7 +18,6 @@ from muniment.policies.retention import (
     eviction_score,
     plan_evictions,
 )
-from pydantic import ValidationError
 
 Row = tuple[str, float, int, int]
 
