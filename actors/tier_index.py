@@ -1,0 +1,309 @@
+"""The vector index of one tier of one tenant: the top k by cosine among the visible members (rule 2), bounded and
+deletable.
+
+Exact search is always there: the vectors lie in one Faiss ``IndexFlatIP``, each at its member's position, so a removal
+moves rows into the holes and nothing is left behind. Above a size an HNSW graph proposes candidates, which are scored
+exactly. The graph is built and mended by a thread of its own and never delays a write; whenever it cannot answer (not
+built yet, a mask that keeps less than half, too few candidates) the search is exact instead.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from muniment.actors.hnsw_graph import HnswGraph
+from muniment.actors.positions import Positions, Shrink
+
+Kind = Literal["auto", "flat", "hnsw"]
+
+HNSW_ABOVE: Final = 10_000
+"""Members above which HNSW is faster than an exact search at 384 dimensions (``tests.bench.index``)."""
+
+_NEIGHBOURS: Final = 32
+_BREADTH: Final = 200  # HNSW's ef: recall@100 of 0.999 and more where 50 gave 0.93 to 0.99
+_DEAD_SHARE: Final = 0.25  # of the nodes, above which the graph is built anew
+_UNCOVERED: Final = 256  # members that each search may look at directly before they are put into the graph
+_LEAST_KEPT: Final = 0.5  # below this share of visible members the graph's candidates run out
+_SMALL_K: Final = 1 / 32  # of the members, above which walking the graph costs more than looking at all
+_SPARE: Final = 1.2  # candidates beyond what the share of visible members asks for
+_LISTED_BELOW: Final = 1 / 8  # a mask that keeps less is cheaper as a list of positions than as a bitmap
+_BUILD_STEP: Final = 64  # vectors copied out under the lock at a time
+_MEND_STEP: Final = 8  # vectors inserted under the lock at a time: a few milliseconds
+_MEND_PAUSE_SECONDS: Final = 0.001  # lets a waiting search take the lock between two steps
+
+_building = threading.Semaphore(1)  # one build at a time in a process, however many tenants grow at once
+_faiss_threads = threading.local()
+
+
+class TierIndex:
+    """The vectors of one tier, L2-normalised float32 of ``dimension``, and its members' ``positions``.
+
+    ``kind``: ``flat`` is always exact; ``hnsw`` always has a graph; ``auto`` gets one above ``hnsw_above`` members and
+    drops it below half of that. Safe for concurrent use; one lock, ``positions.lock``, for the tier.
+
+    Others share ``positions``: a lexical index, columns of what masks are made from. Members come and go here alone:
+
+        with index.positions.lock:
+            index.add(ids, vectors)             # then lexical.add(...), column.values[index.positions[id]] = ...
+            mask = area.values == wanted        # (n,) bool; columns follow every removal by themselves
+            near = index.search(query, 100, mask)
+            worded = lexical.search(terms, 100, mask)
+    """
+
+    def __init__(self, dimension: int, kind: Kind = "auto", hnsw_above: int = HNSW_ABOVE) -> None:
+        if dimension < 1:
+            raise ValueError("the dimension must be positive")
+        self.dimension = dimension
+        self.positions = Positions()
+        self.positions.follow(self._shrink)
+        self._lock = self.positions.lock
+        self._flat = faiss.IndexFlatIP(dimension)
+        self._rows: NDArray[np.float32] = np.empty((0, dimension), np.float32)
+        self._graph_above = {"flat": math.inf, "hnsw": 0, "auto": hnsw_above}[kind]
+        self._graph: HnswGraph | None = None
+        self._graph_in_work: HnswGraph | None = None
+        self._closed = False
+        self._settled = threading.Event()
+        self._settled.set()
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self.positions
+
+    def ids(self) -> list[str]:
+        """All members in the order of their positions."""
+        return self.positions.ids()
+
+    def vector(self, id: str) -> NDArray[np.float32]:
+        """The vector (d,) of a member, normalised: a copy. Raises ``KeyError``."""
+        with self._lock:
+            return self._rows[self.positions[id]].copy()
+
+    def add(self, ids: Sequence[str], vectors: NDArray[np.float32]) -> None:
+        """Adds members with their vectors (n, d), normalised here. The vector of an id that is a member is replaced; of
+        an id that stands here twice the last one counts. Raises ``ValueError``, and adds nothing, where the shape is
+        another or a vector is zero or not finite."""
+        rows = self._normalised(vectors, len(ids))
+        last = {id: row for row, id in enumerate(ids)}
+        if not last:
+            return
+        with self._lock:
+            before = len(self.positions)
+            positions = self.positions.add(list(last))
+            rows = rows[list(last.values())]
+            replaced = positions < before
+            for graph in self._graphs():
+                graph.forget(positions[replaced])
+            self._store(positions, rows)
+            self._tend()
+
+    def remove(self, ids: Sequence[str]) -> int:
+        """Removes these members from the tier, and so from all that follows its positions. Returns how many there were;
+        an id that is no member is passed over."""
+        return self.positions.remove(ids)
+
+    def search(
+        self, query: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None = None
+    ) -> list[tuple[str, float]]:
+        """The ``k`` visible members nearest to ``query`` (d,), as (id, cosine in [-1, 1]): highest first, equals by id,
+        also at the cut. Always min(k, visible) of them.
+
+        ``mask``: (n,) bool, true where visible, aligned with the positions; it is applied before the cut. To score
+        given members, pass ``positions.mask(ids)``. Raises ``ValueError`` for another shape.
+        """
+        wanted = self._normalised(np.asarray(query)[np.newaxis], 1)
+        with self._lock:
+            members = len(self.positions)
+            if mask is not None and (mask.shape != (members,) or mask.dtype != np.bool_):
+                raise ValueError(f"the mask is {mask.dtype} {mask.shape}, the tier has {members} members")
+            visible = members if mask is None else int(np.count_nonzero(mask))
+            if min(k, visible) <= 0:
+                return []
+            near = None
+            if self._graph is not None and k <= _SMALL_K * members and visible >= _LEAST_KEPT * members:
+                near = self._approximate(self._graph, wanted, k, mask, visible)
+            if near is None:
+                near = self._exact(wanted, k, mask if visible < members else None)
+            return near
+
+    def settle(self, timeout_seconds: float) -> bool:
+        """Waits until no build or mending of the graph is under way; whether that came in time."""
+        return self._settled.wait(timeout_seconds)
+
+    def close(self) -> None:
+        """Ends the upkeep, for a tier that is unloaded. Search goes on to work."""
+        with self._lock:
+            self._closed = True
+
+    # --- exact search
+
+    def _normalised(self, vectors: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+        rows: NDArray[np.float32] = np.array(vectors, np.float32, order="C")
+        if rows.shape != (count, self.dimension):
+            raise ValueError(f"vectors have the shape {rows.shape}, not {(count, self.dimension)}")
+        lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+        if not np.all(np.isfinite(lengths)) or not np.all(lengths > 0):
+            raise ValueError("a vector is zero or not finite")
+        rows /= lengths
+        return rows
+
+    def _store(self, positions: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+        """Overwrites rows in place, as far as there are any, and appends the rest, which are in order."""
+        there = positions < self._flat.ntotal
+        self._rows[positions[there]] = vectors[there]
+        if not there.all():
+            self._flat.add(vectors[~there])
+            total = self._flat.ntotal
+            view = faiss.rev_swig_ptr(self._flat.get_xb(), total * self.dimension)
+            self._rows = view.reshape(total, self.dimension)
+
+    def _exact(self, query: NDArray[np.float32], k: int, chosen: NDArray[Any] | None) -> list[tuple[str, float]]:
+        """The best k of the members chosen: by a mask, by their positions, or all (None)."""
+        _one_thread()
+        members = len(self.positions)
+        if chosen is None:
+            selected, selector = members, faiss.IDSelectorRange(0, members)  # no cost: rows beyond are never read
+        elif chosen.dtype != np.bool_:
+            selected, selector = len(chosen), faiss.IDSelectorArray(chosen)
+        else:
+            selected = int(np.count_nonzero(chosen))
+            if selected < _LISTED_BELOW * members:
+                selector = faiss.IDSelectorArray(np.flatnonzero(chosen))
+            else:
+                selector = _bitmap(chosen)
+        parameters = faiss.SearchParameters(sel=selector)
+        all_scores, all_positions = self._flat.search(query, min(k + 1, selected), params=parameters)
+        scores, positions = all_scores[0], all_positions[0]
+        if len(scores) > k and scores[k - 1] == scores[k]:
+            scores, positions = self._down_to(float(scores[k - 1]), query, chosen)
+        id_at = self.positions.id_at
+        near = [(id_at(position), score) for position, score in zip(positions.tolist(), scores.tolist(), strict=True)]
+        near.sort(key=lambda hit: (-hit[1], hit[0]))
+        return near[:k]
+
+    def _down_to(
+        self, score: float, query: NDArray[np.float32], chosen: NDArray[Any] | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """All the members chosen that reach the score, for equals on both sides of a cut: Faiss chooses among them by
+        position, and positions do not survive a reload."""
+        mask = np.zeros(len(self.positions), np.bool_)
+        mask[slice(None) if chosen is None else chosen] = True
+        below = float(np.nextafter(np.float32(score), np.float32(-np.inf)))
+        parameters = faiss.SearchParameters(sel=_bitmap(mask))  # a list of positions is searched through for each row
+        _, scores, positions = self._flat.range_search(query, below, params=parameters)
+        return scores, positions
+
+    # --- the graph
+
+    def _graphs(self) -> list[HnswGraph]:
+        return [graph for graph in (self._graph, self._graph_in_work) if graph is not None]
+
+    def _approximate(
+        self, graph: HnswGraph, query: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, visible: int
+    ) -> list[tuple[str, float]] | None:
+        """The best of the graph's candidates and of what it does not cover; None where better ones may be missing."""
+        if graph.nodes == graph.dead:
+            return None
+        _one_thread()
+        candidates, floor = graph.search(query, math.ceil(_SPARE * k * len(self.positions) / visible))
+        candidates = np.concatenate([candidates, graph.uncovered_positions()])
+        if mask is not None:
+            candidates = candidates[mask[candidates]]
+        if len(candidates) < k:
+            return None
+        near = self._exact(query, k, candidates)
+        return near if near[-1][1] >= floor else None
+
+    def _shrink(self, shrink: Shrink) -> None:
+        for graph in self._graphs():
+            graph.shrink(shrink)
+        self._rows[shrink.targets] = self._rows[shrink.sources]
+        self._tend()
+
+    def _wants_graph(self) -> bool:
+        members = len(self.positions)
+        keeps = self._graph_above / 2 if self._graph is not None else self._graph_above
+        return members > keeps and not self._closed
+
+    def _next_upkeep(self) -> Literal["build", "mend"] | None:
+        if not self._wants_graph():
+            return None
+        if self._graph is None or self._graph.dead > _DEAD_SHARE * self._graph.nodes:
+            return "build"
+        return "mend" if self._graph.uncovered > _UNCOVERED else None
+
+    def _tend(self) -> None:
+        if self._graph is not None and not self._wants_graph():
+            self._graph = None
+        if self._settled.is_set() and self._next_upkeep() is not None:
+            self._settled.clear()
+            threading.Thread(target=self._upkeep, name="tier-index-upkeep", daemon=True).start()
+
+    def _upkeep(self) -> None:
+        try:
+            _one_thread()
+            while True:
+                with self._lock:
+                    upkeep = self._next_upkeep()
+                    if upkeep is None:
+                        self._settled.set()
+                        return
+                if upkeep == "build":
+                    with _building:
+                        self._build()
+                else:
+                    self._mend()
+        finally:
+            self._settled.set()
+
+    def _build(self) -> None:
+        """Builds a graph of all members beside the one in use, which it then takes the place of. Both hear of what
+        leaves or changes meanwhile; what comes meanwhile is uncovered in both until its turn."""
+        graph = HnswGraph(self.dimension, self.positions, _NEIGHBOURS, _BREADTH)
+        try:
+            while True:
+                with self._lock:
+                    self._graph_in_work = graph
+                    if not self._wants_graph():
+                        return
+                    claimed = graph.claim(_BUILD_STEP)
+                    if not len(claimed):
+                        self._graph, self._graph_in_work = graph, None
+                        return
+                    vectors = self._rows[claimed]
+                graph.insert(vectors)
+        finally:
+            with self._lock:
+                self._graph_in_work = None
+
+    def _mend(self) -> None:
+        """Puts uncovered members into the graph in use, a few at a time, because nobody can search meanwhile."""
+        while True:
+            with self._lock:
+                graph = self._graph
+                claimed = graph.claim(_MEND_STEP) if graph is not None else ()
+                if graph is None or not len(claimed):
+                    return
+                graph.insert(self._rows[claimed])
+            time.sleep(_MEND_PAUSE_SECONDS)
+
+
+def _bitmap(mask: NDArray[np.bool_]) -> faiss.IDSelectorBitmap:
+    return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
+
+
+def _one_thread() -> None:
+    """OpenMP keeps its number of threads per calling thread, so each caller's thread must be told once."""
+    if not getattr(_faiss_threads, "told", False):
+        faiss.omp_set_num_threads(1)
+        _faiss_threads.told = True
