@@ -1,0 +1,153 @@
+"""Requests about effects and the tools that cause them (API.md, "Effects")."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from muniment.cluster.schemas.base import (
+    Arguments,
+    Flag,
+    Listed,
+    Moment,
+    Name,
+    Note,
+    Page,
+    Request,
+    problem,
+)
+
+MAX_KEY_PATHS = 32
+MAX_WINDOW_SECONDS = 100 * 366 * 86400
+MAX_LEASE_SECONDS = 7 * 86400
+MAX_WAIT_MS = 30_000
+MAX_IMPORTED_KEYS = 1000
+
+
+def _pointer(path: Any) -> Any:
+    """A declared path as JSON Pointer; ``owner.name`` is shorthand for ``/owner/name``."""
+    if not isinstance(path, str) or not path:
+        return path
+    pointer = path if path.startswith("/") else "/" + path.replace("~", "~0").replace(".", "/")
+    if re.search(r"~(?![01])", pointer):
+        raise problem("is not a JSON Pointer: ~ must be followed by 0 or 1")
+    if not pointer.startswith("/") or "//" in pointer or pointer.endswith("/"):
+        raise problem("names an empty member")
+    return pointer
+
+
+KeyPath = Annotated[Name, BeforeValidator(_pointer)]
+
+
+class WindowSpan(Request):
+    """How long a confirmed effect counts as already done: ``seconds`` > 0, or for ever."""
+
+    seconds: Annotated[float, Field(strict=True, gt=0, le=MAX_WINDOW_SECONDS, allow_inf_nan=False)] | None = None
+    permanent: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.seconds is None) == (self.permanent is None):
+            raise problem("needs either seconds or permanent: true")
+        return self
+
+
+def _branch(value: Any) -> str:
+    return "off" if isinstance(value, str) else "span"
+
+
+Window = Annotated[
+    Annotated[Literal["off"], Tag("off")] | Annotated[WindowSpan, Tag("span")],
+    Discriminator(_branch),
+]
+
+
+class ClassificationRequest(Request):
+    """Which arguments of a tool name its effect, and how long a confirmed one counts. Window ``off``: no key."""
+
+    key_paths: Annotated[tuple[KeyPath, ...], Listed(MAX_KEY_PATHS)]
+    window: Window
+    lease_seconds: Annotated[float, Field(strict=True, ge=1, le=MAX_LEASE_SECONDS, allow_inf_nan=False)] = 60
+    max_duplicates_per_run: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 3
+    blocked: Flag = False
+    block_when_tainted: Flag = False
+
+    @model_validator(mode="after")
+    def _keyed(self) -> Self:
+        if not self.key_paths and self.window != "off":
+            raise problem("must not be empty unless the window is off", "key_paths")
+        if len(set(self.key_paths)) != len(self.key_paths):
+            raise problem("names a path twice", "key_paths")
+        return self
+
+
+class ProposeRequest(Request):
+    """An effect that a run is about to cause."""
+
+    area: Name
+    agent: Name
+    agent_version: Name | None = None
+    tool: Name
+    arguments: Arguments
+    run_id: Name
+    step_id: Name
+    tainted: Flag = False
+    wait_ms: Annotated[int, Field(strict=True, ge=0, le=MAX_WAIT_MS)] = 500
+
+
+class ReservationRequest(Request):
+    """A reservation, by its token: to confirm, renew or release it."""
+
+    token: Name
+    reason: Note | None = None
+    result_ref: Note | None = None
+
+
+class EffectsQuery(Page):
+    """A list of keys and their state, newest first."""
+
+    state: Literal["reserved", "confirmed", "released", "lapsed"] | None = None
+    area: Name | None = None
+    agent: Name | None = None
+    tool: Name | None = None
+    run_id: Name | None = None
+
+
+class ForgetRequest(Request):
+    """A key that no longer counts as done."""
+
+    area: Name
+    agent: Name
+    tool: Name
+    arguments: Arguments
+    reason: Note
+
+
+class ImportedOrigin(Request):
+    """Which run and step of the older system caused an effect, as far as known."""
+
+    run_id: Name | None = None
+    step_id: Name | None = None
+
+
+class ImportedKey(Request):
+    """An effect that an older system is known to have caused."""
+
+    area: Name
+    agent: Name
+    tool: Name
+    arguments: Arguments
+    confirmed_at: Moment | None = None
+    origin: ImportedOrigin | None = None
+
+
+class ImportKeysRequest(Request):
+    """Confirmed effects of an older system."""
+
+    effects: Annotated[tuple[ImportedKey, ...], Listed(MAX_IMPORTED_KEYS, least=1)]
+
+
+class TrailQuery(Page):
+    """A page of a run's trail, in order."""
