@@ -30,8 +30,9 @@ from muniment.policies.errors import ConfigurationError, StateConflict, Unavaila
 
 STATE_FILE = "service.json"
 LOG_FILE = "service.log"
+OPERATOR_KEY_FILE = "operator.key"
+TOKEN_FILE = "ray.token"
 _LOCK_FILE = "service.lock"
-_TOKEN_FILE = "ray.token"
 _STOP_SECONDS = 30.0
 
 
@@ -71,8 +72,8 @@ def environment(settings: Settings) -> dict[str, str]:
 
 def _token(data_dir: Path) -> Path:
     data_dir.mkdir(parents=True, exist_ok=True)
-    path = data_dir / _TOKEN_FILE
-    draft = data_dir / f"{_TOKEN_FILE}.{os.getpid()}"
+    path = data_dir / TOKEN_FILE
+    draft = data_dir / f"{TOKEN_FILE}.{os.getpid()}"
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
     with suppress(FileExistsError):
@@ -224,7 +225,7 @@ def attach(data_dir: Path) -> Running:
     if running is None:
         raise Unavailable(f"no service runs on {data_dir}; start one with: muniment up", retry_after_seconds=1)
     os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(data_dir.resolve() / _TOKEN_FILE)
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(data_dir.resolve() / TOKEN_FILE)
     connect_ray(running.ray_address, running.namespace)
     return running
 

@@ -20,7 +20,6 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-from muniment.actors.store.engine import sqlite_url
 from muniment.policies.errors import ConfigurationError
 
 ENV_PREFIX = "MUNIMENT_"
@@ -156,6 +155,8 @@ class Settings(BaseSettings):
 
     def store_url(self, database: Literal["memory", "effects", "control"]) -> str:
         """The SQLAlchemy address of one of the three databases: a file each, or PostgreSQL for all."""
+        from muniment.actors.store.engine import sqlite_url  # SQLAlchemy takes a while, and the command line waits
+
         if self.store.url is not None:
             return self.store.url.get_secret_value()
         return sqlite_url(self.data_dir / f"{database}.db")

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from muniment.cluster import launcher, processes
+from muniment.cluster import Client, launcher, processes
 from muniment.cluster.settings import Settings, document, effective, load
 from muniment.policies.errors import MunimentError, Unavailable
 
@@ -33,7 +33,6 @@ console = Console()
 errors = Console(stderr=True)
 
 READY_SECONDS = 180.0
-OPERATOR_KEY_FILE = "operator.key"
 
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of the service.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
@@ -265,11 +264,78 @@ def demo(
 
 def operator_key(data_dir: Path) -> str:
     """The operator's key of the service of ``data_dir``. Raises ``Unavailable``."""
-    path = data_dir / OPERATOR_KEY_FILE
+    path = data_dir / launcher.OPERATOR_KEY_FILE
     try:
         return path.read_text().strip()
     except OSError as error:
         raise Unavailable(f"cannot read {path}: {error.strerror}") from None
+
+
+@keys.command("create")
+def key_create(
+    company: Annotated[str, typer.Option("--company", help="Whose key it is; created if need be.")],
+    roles: Annotated[str, typer.Option("--roles", help="Comma-separated: agent, owner, curator, auditor, admin.")],
+    user: Annotated[str | None, typer.Option("--user", help="The user it is bound to.")] = None,
+    groups: Annotated[str | None, typer.Option("--groups", help="Comma-separated groups of that user.")] = None,
+    sources: Annotated[str | None, typer.Option("--sources", help="Comma-separated source kinds it may claim.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key; it is shown this once."""
+    with _operator(data_dir, company) as client:
+        client.create_company(company)
+        made = client.create_key(_names(roles), user=user, groups=_names(groups), sources=_names(sources))
+    if as_json:
+        print(json.dumps({name: made.get(name) for name in ("id", "key", "company", "roles", "user")}))
+    else:
+        console.print(f"{made['id']}  {made['key']}", highlight=False, soft_wrap=True, markup=False)
+
+
+@keys.command("list")
+def key_list(
+    company: Annotated[str, typer.Option("--company", help="Whose keys.")],
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the keys of a company, never the keys themselves."""
+    found_keys: list[dict[str, Any]] = []
+    with _operator(data_dir, company) as client:
+        page = client.keys(limit=200)
+        found_keys += page["keys"]
+        while page.get("next"):
+            page = client.keys(limit=200, cursor=page["next"])
+            found_keys += page["keys"]
+    if as_json:
+        print(json.dumps({"keys": found_keys}))
+        return
+    table = Table("id", "roles", "user", "groups", "expires", "revoked")
+    for key in found_keys:
+        parts = [key["id"], ", ".join(key["roles"]), key.get("user"), ", ".join(key.get("groups", ()))]
+        table.add_row(*(str(part or "") for part in (*parts, key.get("expires_at"), key.get("revoked_at"))))
+    console.print(table)
+
+
+@keys.command("revoke")
+def key_revoke(
+    key_id: Annotated[str, typer.Argument(help="The id of the key, k_…")],
+    company: Annotated[str, typer.Option("--company", help="Whose key it is.")],
+    data_dir: DataDir = None,
+) -> None:
+    """End a key at once."""
+    with _operator(data_dir, company) as client:
+        client.revoke_key(key_id)
+    console.print(f"revoked {key_id}", highlight=False, markup=False)
+
+
+def _names(text: str | None) -> list[str] | None:
+    """The names of a comma-separated list."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _operator(data_dir: Path | None, company: str) -> Client:
+    """A client that acts for ``company`` with the operator's key of the running service."""
+    where = load(data_dir=data_dir).data_dir
+    return Client(found(where).url, key=operator_key(where), company=company, timeout_seconds=20.0)
 
 
 @app.callback()
