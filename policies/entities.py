@@ -33,7 +33,7 @@ _QUOTED: Final = re.compile(
         for opening, closing in ('""', "“”", "„“", "«»", "‹›", "「」", "『』", "《》", "〈〉", "``")
     )
 )
-_SEGMENTS: Final = re.compile(rf"[{JOINERS}]+")
+_SEGMENTS: Final = re.compile(rf"[{JOINERS},]+")
 _SENTENCE_END: Final = re.compile(r"[.!?…:;\n。！？؟।¿¡•\"“”«»(\[{]")
 _POSSESSIVE: Final = re.compile(r"['’][sS]$")
 _PARTICLES: Final = word_set("da das de del della den der di do dos du e el la le of und van von y ibn bin al")
@@ -205,7 +205,7 @@ def _is_identifier(word: str, starts_sentence: bool) -> bool:
     if has_digit:
         return True
     if any(joiner in word for joiner in ".:/\\#") and all(len(segment) > 1 for segment in segments):
-        return not ("/" in word and word.count("/") == 1 and word.islower())
+        return not (word.count("/") == 1 and word[1:].islower())
     capitals = sum(_is_capitalised(segment) for segment in segments)
     return "-" in word and capitals > (1 if starts_sentence else 0)
 

@@ -51,12 +51,12 @@ WORD: Final = rf"[\w{MARKS}]"
 JOINERS: Final = r"\-.:/@#+&'’\\"
 """What holds a compound name together when it stands between two word characters."""
 
-TOKEN: Final = re.compile(rf"{WORD}+(?:[{JOINERS}]{{1,2}}{WORD}+)*")
+TOKEN: Final = re.compile(rf"{WORD}+(?:(?:[{JOINERS}]{{1,2}}|(?<=\d),(?=\d)){WORD}+)*")
 """A word or compound name. Word characters and joiners are disjoint, so that matching is linear."""
 
 _SYMBOL: Final = r"[\u2190-\u2bff\U0001f000-\U0001faff]"
 _ITEM: Final = re.compile(rf"(?P<token>{TOKEN.pattern})|{_SYMBOL}")
-_SPLIT: Final = re.compile(rf"[{JOINERS}_]+")
+_SPLIT: Final = re.compile(rf"[{JOINERS}_,]+")
 _CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _GROUPED_NUMBER: Final = re.compile(r"\d{1,3}(?:[.,]\d{3})+")
 _SPACELESS: Final = re.compile(

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muniment.policies.errors import InvalidInput
+from muniment.policies.terms import (
+    MAX_TERM_CHARACTERS,
+    MAX_TERMS,
+    check_language,
+    fold_accents,
+    query_terms,
+    terms,
+)
+
+
+def test_a_shorter_name_is_found_inside_a_longer_one() -> None:
+    fact = set(terms("- R17-M1-N0-C:J12-U11 RAS KERNEL INFO"))
+    assert set(query_terms("what about R17-M1?")) - {"what", "about"} <= fact
+    assert "r17-m0" not in fact
+    assert set(terms("core.9651")) == {"core", "9651", "core-9651"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("user_id", ["user", "id", "user-id"]),
+        ("getUserName", ["get", "user", "name", "get-user", "user-name", "get-user-name"]),
+        ("0x3A34", ["0x3a34"]),
+        ("1,000", ["1", "000", "1-000", "1000"]),
+        ("Caroline's", ["carolin"]),
+        ("東京", ["東", "京", "東京"]),
+        ("हिन्दी", ["हिन्दी"]),
+        ("so 😀!", ["so", "😀"]),
+        ("", []),
+    ],
+)
+def test_terms(text: str, expected: list[str]) -> None:
+    assert terms(text) == expected
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "reunião reuniões reuniao reunioes REUNIÕES",
+        "organização organizações organizar",
+        "ação ações acao",
+        "cidadão cidadãos",
+        "contrato contratos",
+    ],
+)
+def test_portuguese_forms_of_one_word_meet(words: str) -> None:
+    assert len(set(terms(words, "portuguese"))) == 1
+
+
+def test_english_forms_of_one_word_meet() -> None:
+    assert len(set(terms("painting paintings painted paint", "english"))) == 1
+
+
+def test_accents_are_folded_and_letters_are_not() -> None:
+    assert fold_accents("Ångström Ναί Ёлка café") == "angstrom ναι елка cafe"
+    assert fold_accents("हिन्दी") == "हिन्दी"
+    assert fold_accents("ﬁn ①") == "fin 1"
+
+
+def test_stop_words_leave_queries_but_not_alone() -> None:
+    assert query_terms("who is the owner of the R2") == ["owner", "r2"]
+    assert query_terms("who are you") == ["who", "are", "you"]
+
+
+def test_an_unknown_language_is_named() -> None:
+    assert check_language("portuguese") == "portuguese"
+    with pytest.raises(InvalidInput, match="klingon"):
+        check_language("klingon")
+
+
+@given(st.text(max_size=200), st.sampled_from(["english", "portuguese", "russian"]))
+def test_terms_are_bounded_and_the_same_in_both_normal_forms(text: str, language: str) -> None:
+    found = terms(text, language)
+    assert all(0 < len(term) <= MAX_TERM_CHARACTERS for term in found)
+    assert found == terms(unicodedata.normalize("NFD", text), language)
+    assert set(query_terms(text, language)) <= set(found)
+
+
+@given(st.text(alphabet="abcABC-_.1 é", max_size=100))
+def test_case_does_not_matter_except_in_camel_case(text: str) -> None:
+    assert terms(text.lower()) == terms(text.lower().upper())
+
+
+@pytest.mark.parametrize("unit", ["a", "a-", "aB", "_", "é́", "東", "1,", "a b ", "😀"])
+def test_hostile_text_of_32_kib(unit: str) -> None:
+    found = terms(unit * (32 * 1024 // len(unit.encode())))
+    assert len(found) <= MAX_TERMS
