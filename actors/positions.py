@@ -65,6 +65,11 @@ class Positions:
             mask[[self._position[id] for id in ids if id in self._position]] = True
             return mask
 
+    def check(self, mask: NDArray[np.bool_] | None) -> None:
+        """Raises ``ValueError`` for a mask that is not (n,) bool: it was made for other members."""
+        if mask is not None and (mask.shape != (len(self._ids),) or mask.dtype != np.bool_):
+            raise ValueError(f"the mask is {mask.dtype} {mask.shape}, the tier has {len(self._ids)} members")
+
     def follow(self, follower: Callable[[Shrink], object]) -> None:
         """Calls ``follower`` after every removal, in the order of these calls, while ``lock`` is held."""
         self._followers.append(follower)

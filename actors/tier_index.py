@@ -87,7 +87,8 @@ class TierIndex:
     def vector(self, id: str) -> NDArray[np.float32]:
         """The vector (d,) of a member, normalised: a copy. Raises ``KeyError``."""
         with self._lock:
-            return self._rows[self.positions[id]].copy()
+            row: NDArray[np.float32] = self._rows[self.positions[id]].copy()
+            return row
 
     def add(self, ids: Sequence[str], vectors: NDArray[np.float32]) -> None:
         """Adds members with their vectors (n, d), normalised here. The vector of an id that is a member is replaced; of
@@ -124,8 +125,7 @@ class TierIndex:
         wanted = self._normalised(np.asarray(query)[np.newaxis], 1)
         with self._lock:
             members = len(self.positions)
-            if mask is not None and (mask.shape != (members,) or mask.dtype != np.bool_):
-                raise ValueError(f"the mask is {mask.dtype} {mask.shape}, the tier has {members} members")
+            self.positions.check(mask)
             visible = members if mask is None else int(np.count_nonzero(mask))
             if min(k, visible) <= 0:
                 return []
@@ -263,8 +263,9 @@ class TierIndex:
                         self._build()
                 else:
                     self._mend()
-        finally:
-            self._settled.set()
+        except BaseException:
+            self._settled.set()  # searches stay exact, and the next write tries again
+            raise
 
     def _build(self) -> None:
         """Builds a graph of all members beside the one in use, which it then takes the place of. Both hear of what

@@ -1,0 +1,189 @@
+"""The lexical index of one tier: BM25 over its members' terms, beside the vector index and under the same masks.
+
+Okapi BM25 (Robertson and Zaragoza, 2009) with the idf that is never negative, ln(1 + (N - df + 0.5) / (df + 0.5)).
+It is our own because members come and go with every write: of the kept libraries, those on sparse matrices cannot take
+a document out, and the search engines show a change only after a commit and know no mask of positions.
+
+Each term has one array of 64-bit entries, position in the upper bits and count in the lower 16. When members leave, the
+entries of those that left are taken out and those of members that moved into the holes are renumbered, all in place; so
+nothing stale is ever left, and document frequencies are the lengths of these arrays.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muniment.actors.positions import Column, Positions, Shrink
+
+_COUNT_BITS: Final = 16
+_COUNT_MASK: Final = (1 << _COUNT_BITS) - 1
+_SAMPLED: Final = 8  # every how many-th total is looked at for a first floor of the best k
+_SHORT: Final = 16  # entries up to which a loop is faster than numpy's calls
+
+
+class _Postings:
+    """Which members a term stands in, and how often. Identity counts: documents refer to these objects."""
+
+    __slots__ = ("entries", "term")
+
+    def __init__(self, term: str) -> None:
+        self.term = term
+        self.entries = array("q")
+
+
+class LexicalIndex:
+    """The terms of the members of a tier; ``positions`` says who is one and is shared with the tier's other indexes.
+
+    ``k1`` ≥ 0: the larger, the later repetition of a term stops to count. ``b`` in [0, 1]: how much long texts are held
+    back. Safe for concurrent use; one lock, ``positions.lock``, for the tier. A member that leaves the positions leaves
+    this index by itself.
+    """
+
+    def __init__(self, positions: Positions, k1: float = 1.2, b: float = 0.75) -> None:
+        if not (0 <= k1 < math.inf and 0 <= b <= 1):
+            raise ValueError("k1 must be finite and at least 0, b in [0, 1]")
+        self._positions = positions
+        self._lock = positions.lock
+        self._k1 = k1
+        self._b = b
+        self._postings: dict[str, _Postings] = {}
+        self._documents: list[tuple[_Postings, ...]] = []
+        self._lengths = Column(positions, np.int32, 0)
+        self._count = 0
+        self._total_length = 0
+        positions.follow(self._shrink)
+
+    def __len__(self) -> int:
+        """How many members have terms."""
+        return self._count
+
+    def add(self, id: str, terms: Sequence[str]) -> None:
+        """Sets the terms of a member, each as often as it stands in the text; those it had are replaced, and an empty
+        list takes them out. Raises ``KeyError`` where ``id`` has no position."""
+        with self._lock:
+            position = self._positions[id]
+            self._documents.extend([()] * (position + 1 - len(self._documents)))
+            if self._documents[position]:
+                self._change(self._documents[position], {position: -1})
+                self._count -= 1
+            document = []
+            for term, count in Counter(terms).items():
+                postings = self._postings.get(term)
+                if postings is None:
+                    postings = self._postings[term] = _Postings(term)
+                postings.entries.append(position << _COUNT_BITS | min(count, _COUNT_MASK))
+                document.append(postings)
+            self._documents[position] = tuple(document)
+            self._total_length += len(terms) - int(self._lengths.values[position])
+            self._lengths.values[position] = len(terms)
+            self._count += bool(document)
+
+    def search(self, terms: Iterable[str], k: int, mask: NDArray[np.bool_] | None = None) -> list[tuple[str, float]]:
+        """The best ``k`` visible members that have at least one of the terms, as (id, BM25 > 0): highest first, equals
+        by id, also at the cut. A term that stands twice counts twice.
+
+        ``mask``: (n,) bool, true where visible, aligned with the positions; it is applied before the cut and does not
+        change the statistics. To score given members, pass ``positions.mask(ids)``. Raises ``ValueError`` for another
+        shape.
+        """
+        with self._lock:
+            self._positions.check(mask)
+            asked = [(self._postings[t], n) for t, n in sorted(Counter(terms).items()) if t in self._postings]
+            if not asked or k <= 0:
+                return []
+            totals = self._totals(asked)
+            if mask is not None:
+                totals *= mask
+            return self._best(totals, k)
+
+    def _totals(self, asked: list[tuple[_Postings, int]]) -> NDArray[np.float64]:
+        """(n,) the BM25 score of every member, summed in the order of ``asked``, so that equal texts score equally."""
+        sizes = [len(postings.entries) for postings, _ in asked]
+        weights = [times * (self._k1 + 1) * self._idf(size) for (_, times), size in zip(asked, sizes, strict=True)]
+        # The views are dropped at once: an array does not grow while one is held.
+        entries = np.concatenate([np.frombuffer(postings.entries, np.int64) for postings, _ in asked])
+        at = entries >> _COUNT_BITS
+        entries &= _COUNT_MASK
+        counts = entries.astype(np.float32)
+        scores = self._lengths.values.take(at).astype(np.float32)
+        scores *= self._k1 * self._b * self._count / self._total_length
+        scores += self._k1 * (1 - self._b)
+        scores += counts
+        np.divide(counts, scores, out=scores)
+        scores *= np.repeat(np.array(weights, np.float32), sizes)
+        return np.asarray(np.bincount(at, scores, len(self._positions)), np.float64)
+
+    def _idf(self, frequency: int) -> float:
+        return math.log1p((self._count - frequency + 0.5) / (frequency + 0.5))
+
+    def _best(self, totals: NDArray[np.float64], k: int) -> list[tuple[str, float]]:
+        """The highest ``k`` of those above zero, equals by id."""
+        floor = np.nextafter(0.0, 1.0)
+        sample = totals[::_SAMPLED]
+        if len(sample) > k:  # the k-th best of some is no better than the k-th best of all, and leaves few to order
+            floor = max(floor, np.partition(sample, len(sample) - k)[len(sample) - k])
+        found = np.flatnonzero(totals >= floor)
+        scores = totals[found]
+        id_at = self._positions.id_at
+        equals: list[tuple[str, float]] = []
+        if len(found) > k:
+            cut = float(np.partition(scores, len(scores) - k)[len(scores) - k])
+            missing = k - int(np.count_nonzero(scores > cut))
+            equals = [(id, cut) for id in heapq.nsmallest(missing, map(id_at, found[scores == cut].tolist()))]
+            found, scores = found[scores > cut], scores[scores > cut]
+        hits = list(zip(map(id_at, found.tolist()), scores.tolist(), strict=True))
+        hits.sort(key=lambda hit: (-hit[1], hit[0]))
+        return hits + equals
+
+    def _shrink(self, shrink: Shrink) -> None:
+        """Follows a removal."""
+        documents = self._documents
+        documents.extend([()] * (shrink.length + len(shrink.vacated) - len(documents)))
+        vacated, sources, targets = shrink.vacated.tolist(), shrink.sources.tolist(), shrink.targets.tolist()
+        changes = dict.fromkeys(vacated, -1)
+        changes.update(zip(sources, targets, strict=True))
+        self._change({postings for position in changes for postings in documents[position]}, changes)
+        self._count -= sum(bool(documents[position]) for position in vacated)
+        self._total_length -= int(self._lengths.shrink(shrink).sum())
+        for source, target in zip(sources, targets, strict=True):
+            documents[target] = documents[source]
+        del documents[shrink.length :]
+
+    def _change(self, affected: Iterable[_Postings], changes: dict[int, int]) -> None:
+        """Renumbers the entries of these postings: old position → new one, -1 to take it out."""
+        renumbered: NDArray[np.int64] | None = None
+        for postings in affected:
+            entries = postings.entries
+            if len(entries) <= _SHORT:
+                kept = [
+                    new << _COUNT_BITS | entry & _COUNT_MASK
+                    for entry in entries
+                    if (new := changes.get(entry >> _COUNT_BITS, entry >> _COUNT_BITS)) >= 0
+                ]
+                entries[:] = array("q", kept)
+            else:
+                if renumbered is None:
+                    renumbered = np.arange(len(self._documents))
+                    renumbered[list(changes)] = list(changes.values())
+                _renumber(entries, renumbered)
+            if not entries:
+                del self._postings[postings.term]
+
+
+def _renumber(entries: array[int], renumbered: NDArray[np.int64]) -> None:
+    """Gives every entry the new number of its position; entries whose number is -1 go. In place."""
+    view = np.frombuffer(entries, np.int64)
+    new = renumbered.take(view >> _COUNT_BITS)
+    kept = new >= 0
+    left = int(np.count_nonzero(kept))
+    view[:left] = (new << _COUNT_BITS | view & _COUNT_MASK)[kept]
+    del view
+    del entries[left:]
