@@ -1,0 +1,117 @@
+"""The router: it owns how a recall runs, and holds no state.
+
+Three trips at most: embed the query, have the shard apply the plan, have the best candidates reranked. It degrades
+loudly: without a reranker the answer says so and keeps the retrieval order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from muniment.actors.model_worker import Priority
+from muniment.actors.ports import Record, Shard, Workers
+from muniment.policies.entities import extract_entities
+from muniment.policies.errors import ModelUnavailable, Overloaded, Unavailable
+from muniment.policies.model import nfc
+from muniment.policies.ranking import Scores, final_scores, order
+from muniment.policies.routing import MINILM_THRESHOLD, PROFILES, RecallProfile
+from muniment.policies.terms import query_terms
+
+NO_RERANKER = "no_reranker"
+
+
+class Router:
+    """Answers recalls and takes facts in, over model workers and the shard of each company."""
+
+    VERBS = frozenset({"recall", "remember"})
+
+    def __init__(self, workers: Workers, shard_of: Callable[[str], Shard]) -> None:
+        self._workers = workers
+        self._shard_of = shard_of
+
+    async def remember(self, company: str, facts: Sequence[Record], **arguments: Any) -> Record:
+        """Embeds the facts' texts and has the company's shard decide and store them (``MemoryShard.remember``)."""
+        vectors = await self._workers.embed([fact["text"] for fact in facts], Priority.INGEST)
+        return await self._shard_of(company).remember(company=company, facts=facts, vectors=vectors, **arguments)
+
+    async def recall(
+        self,
+        company: str,
+        query: str,
+        top_k: int,
+        profile: str,
+        user: str | None,
+        filters: Record,
+        min_score: float | None = None,
+        moments: Record | None = None,
+    ) -> Record:
+        """The answer of ``POST /v1/recall`` without its timings of the outside: results, best first, and the route.
+
+        ``moments``: ``as_of`` and ``known_at``, where a time other than now is asked about.
+        """
+        started = time.perf_counter()
+        settings = PROFILES[profile]
+        query = nfc(query)
+        vector = await self._workers.embed([query], Priority.QUERY)
+        embedded = time.perf_counter()
+        answer = await self._shard_of(company).recall(
+            company=company,
+            plan={
+                "vector": vector,
+                "terms": query_terms(query),
+                "entities": list(extract_entities(query)),
+                "top_k": top_k,
+                "threshold": MINILM_THRESHOLD,
+                "profile": settings.model_dump(mode="json"),
+                "user": user,
+                "filters": filters,
+                "moments": moments or {},
+            },
+        )
+        searched = time.perf_counter()
+        candidates: list[Record] = answer.pop("candidates")
+        scores, degraded = await self._rerank(query, candidates, settings)
+        best = order([c["fact"]["id"] for c in candidates], scores.total, limit=top_k, min_score=min_score).tolist()
+        ended = time.perf_counter()
+        return {
+            "results": [_result(candidates[i], float(scores.total[i]), scores.explain(i)) for i in best],
+            "route": {**answer, "reranked": settings.rerank and degraded is None, "degraded": degraded},
+            "timings_ms": {
+                "embed": _ms(embedded - started),
+                "search": _ms(searched - embedded),
+                "rerank": _ms(ended - searched),
+                "total": _ms(ended - started),
+            },
+        }
+
+    async def _rerank(
+        self, query: str, candidates: Sequence[Record], profile: RecallProfile
+    ) -> tuple[Scores, str | None]:
+        names = sorted({name for c in candidates for name in c["terms"]})
+        terms = {name: np.array([c["terms"].get(name, 0.0) for c in candidates]) for name in names}
+        retrieval = Scores(np.array([c["score"] for c in candidates], np.float64), terms)
+        if not profile.rerank or not candidates:
+            return retrieval, None
+        read = np.arange(min(len(candidates), profile.rerank_depth))
+        try:
+            logits = await self._workers.rerank(query, [candidates[i]["fact"]["text"] for i in read])
+        except ModelUnavailable:
+            return retrieval, NO_RERANKER
+        except Overloaded:
+            return retrieval, "reranker_overloaded"
+        except Unavailable:
+            return retrieval, "reranker_unavailable"
+        return final_scores(retrieval, np.array(logits, np.float64), read, profile), None
+
+
+def _result(candidate: Record, score: float, terms: dict[str, float]) -> Record:
+    kept = {name: candidate[name] for name in ("fact", "tier", "dispute") if candidate.get(name) is not None}
+    return {**kept, "score": score, "terms": terms}
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

@@ -1,0 +1,428 @@
+"""The control store: who may act, what is classified, which precedence holds, and where partitions live.
+
+Few rows, written by few, read with every request: every method is one transaction, and nothing is cached, so that a
+revoked key is refused by the next request of any process. What is changed here is in the control decision log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from muniment.actors.clock import Clock, system_clock
+from muniment.actors.ids import new_id
+from muniment.actors.store.control_tables import (
+    TABLES,
+    access_keys,
+    calibrations,
+    classifications,
+    companies,
+    control_decisions,
+    control_heads,
+    partition_map,
+    precedence_policies,
+)
+from muniment.actors.store.decision_log import Decision, DecisionLog, microseconds
+from muniment.actors.store.engine import create_schema, open_engine, writing
+from muniment.actors.store.keys import OPERATOR_ID, key_hash, key_id_of, new_key
+from muniment.policies.access import Grant, Role
+from muniment.policies.errors import NotFound, StateConflict, StoreUnavailable
+from muniment.policies.model import SourceKind
+from muniment.policies.partitioning import assign
+
+MAX_KEYS = 10_000
+MAX_TOOLS = 10_000
+#: Versions of a classification or policy that are kept; the decision log keeps the digest of each for ever.
+KEPT_VERSIONS = 1_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+MemberRole = Literal["shard", "ledger"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versioned:
+    """One version of something written: ``version`` counts from 1, ``body`` is plain JSON."""
+
+    version: int
+    body: dict[str, Any]
+    at: datetime
+    actor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRecord:
+    """A key as it is listed: what it grants and when it was made; never its text."""
+
+    grant: Grant
+    created_at: datetime
+
+
+class ControlStore:
+    """Companies, keys, classifications, policies, partitions and calibrations in one database."""
+
+    def __init__(self, url: str, clock: Clock = system_clock) -> None:
+        self._engine = open_engine(url)
+        self._clock = clock
+        create_schema(self._engine, TABLES)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
+        with _available(), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        with _available(), writing(self._engine).begin() as connection:
+            yield connection
+
+    # Companies
+
+    def create_company(self, company: str, actor: str) -> bool:
+        """Whether the company was created; False where it exists. ``StateConflict`` while it is being erased."""
+        with self._writing() as connection:
+            closing = self._closing(connection, company)
+            if closing is not None:
+                _refuse_closing(closing)
+                return False
+            row = {"company": company, "created_at": microseconds(self._clock()), "closing": False}
+            connection.execute(companies.insert().values(row))
+            self._record(connection, company, "company", "created", actor, {"company": company})
+            return True
+
+    def has_company(self, company: str) -> bool:
+        """Whether anybody may act for the company."""
+        with self._reading() as connection:
+            return self._closing(connection, company) is False
+
+    def close_company(self, company: str) -> int:
+        """Revokes all keys and refuses new ones, before the data is erased: the number of keys. ``NotFound``."""
+        with self._writing() as connection:
+            if self._closing(connection, company) is None:
+                raise NotFound("there is no such company")
+            connection.execute(companies.update().where(companies.c.company == company).values(closing=True))
+            return connection.execute(access_keys.delete().where(access_keys.c.company == company)).rowcount
+
+    def erase_company(self, company: str, actor: str) -> dict[str, int]:
+        """Erases what is left of a closed company here; its name can then be used afresh. Counts per kind."""
+        named = {
+            "classifications": classifications,
+            "precedence_policies": precedence_policies,
+            "control_decisions": control_decisions,
+        }
+        with self._writing() as connection:
+            counts = {
+                name: connection.execute(table.delete().where(table.c.company == company)).rowcount
+                for name, table in named.items()
+            }
+            connection.execute(control_heads.delete().where(control_heads.c.company == company))
+            connection.execute(companies.delete().where(companies.c.company == company))
+            # In the operator's own stream: that of the company is gone.
+            self._record(connection, "", "company", "erased", actor, {"company": company})
+        return counts
+
+    def _closing(self, connection: sa.Connection, company: str) -> bool | None:
+        query = sa.select(companies.c.closing).where(companies.c.company == company).with_for_update()
+        return connection.execute(query).scalar()
+
+    def _require_open(self, connection: sa.Connection, company: str) -> None:
+        closing = self._closing(connection, company)
+        if closing is None:
+            raise NotFound("there is no such company")
+        _refuse_closing(closing)
+
+    # Keys
+
+    def create_key(
+        self,
+        company: str,
+        actor: str,
+        *,
+        roles: frozenset[Role],
+        user: str | None = None,
+        groups: frozenset[str] = frozenset(),
+        source_kinds: frozenset[SourceKind] | None = None,
+        area: str | None = None,
+        agent: str | None = None,
+        expires_at: datetime | None = None,
+    ) -> tuple[str, Grant]:
+        """A new key's text, which nobody can read again, and what it grants. ``NotFound`` where no company is."""
+        now = self._clock()
+        grant = Grant(
+            key_id=new_id("k", now),
+            company=company,
+            roles=roles,
+            user=user,
+            groups=groups,
+            source_kinds=source_kinds,
+            area=area,
+            agent=agent,
+            expires_at=expires_at,
+        )
+        key = new_key(grant.key_id)
+        with self._writing() as connection:
+            self._require_open(connection, company)
+            count = sa.select(sa.func.count()).where(access_keys.c.company == company)
+            if connection.execute(count).scalar_one() >= MAX_KEYS:
+                raise StateConflict(f"the company has {MAX_KEYS} keys; revoke those that are not used")
+            connection.execute(access_keys.insert().values(_key_row(grant, key, now)))
+            inputs = {"id": grant.key_id, **_granted(grant)}
+            self._record(connection, company, "key", "created", actor, inputs)
+        return key, grant
+
+    def adopt_operator_key(self, key: str) -> None:
+        """Makes ``key`` the one operator key, in place of any other."""
+        grant = Grant(key_id=OPERATOR_ID, company=None, roles=frozenset({Role.OPERATOR}))
+        with self._writing() as connection:
+            query = sa.select(access_keys.c.hash).where(access_keys.c.id == OPERATOR_ID)
+            known = connection.execute(query).scalar()
+            if known is not None and bytes(known) == key_hash(key):
+                return
+            connection.execute(access_keys.delete().where(access_keys.c.id == OPERATOR_ID))
+            connection.execute(access_keys.insert().values(_key_row(grant, key, self._clock())))
+
+    def grant_of(self, key: str) -> Grant | None:
+        """What the key grants, or None where it is unknown or revoked, or its company is being erased."""
+        key_id = key_id_of(key)
+        if key_id is None:
+            return None
+        query = (
+            sa.select(access_keys)
+            .outerjoin(companies, companies.c.company == access_keys.c.company)
+            .where(access_keys.c.id == key_id, companies.c.closing.is_not(True))
+        )
+        with self._reading() as connection:
+            row = connection.execute(query).first()
+        if row is None or not hmac.compare_digest(bytes(row.hash), key_hash(key)):
+            return None
+        return _grant(row)
+
+    def keys(self, company: str, after: str = "", limit: int = 200) -> list[KeyRecord]:
+        """The keys of a company whose id is larger than ``after``, oldest first."""
+        where = (access_keys.c.company == company, access_keys.c.id > after)
+        query = sa.select(access_keys).where(*where).order_by(access_keys.c.id).limit(limit)
+        with self._reading() as connection:
+            return [
+                KeyRecord(grant=_grant(row), created_at=_moment(row.created_at)) for row in connection.execute(query)
+            ]
+
+    def revoke_key(self, company: str, key_id: str, actor: str) -> None:
+        """Removes a key of the company. ``NotFound`` where it has none of this id."""
+        where = (access_keys.c.company == company, access_keys.c.id == key_id)
+        with self._writing() as connection:
+            if connection.execute(access_keys.delete().where(*where)).rowcount == 0:
+                raise NotFound("there is no such key")
+            self._record(connection, company, "key", "revoked", actor, {"id": key_id})
+
+    # What is written about tools and precedence, in versions
+
+    def put_classification(self, company: str, tool: str, body: dict[str, Any], actor: str) -> Versioned:
+        """Stores a new version; the same body again is no new version."""
+        with self._writing() as connection:
+            self._require_open(connection, company)
+            tools = sa.select(sa.func.count(classifications.c.tool.distinct())).where(
+                classifications.c.company == company
+            )
+            if connection.execute(tools).scalar_one() >= MAX_TOOLS:
+                raise StateConflict(f"the company has classified {MAX_TOOLS} tools")
+            return self._put(connection, classifications, {"company": company, "tool": tool}, body, actor)
+
+    def classification(self, company: str, tool: str) -> Versioned | None:
+        """The version in force, or None where the tool is not classified."""
+        with self._reading() as connection:
+            return _newest(connection, classifications, {"company": company, "tool": tool})
+
+    def put_precedence(self, company: str, body: dict[str, Any], actor: str) -> Versioned:
+        """Stores a new version; the same body again is no new version."""
+        with self._writing() as connection:
+            self._require_open(connection, company)
+            return self._put(connection, precedence_policies, {"company": company}, body, actor)
+
+    def precedence(self, company: str) -> Versioned | None:
+        """The version in force, or None where nobody wrote one."""
+        with self._reading() as connection:
+            return _newest(connection, precedence_policies, {"company": company})
+
+    def precedence_version(self, company: str) -> int:
+        """The number of the version in force, 0 where nobody wrote one; to know whether a copy is still right."""
+        query = sa.select(sa.func.max(precedence_policies.c.version)).where(precedence_policies.c.company == company)
+        with self._reading() as connection:
+            return connection.execute(query).scalar() or 0
+
+    def _put(
+        self, connection: sa.Connection, table: sa.Table, identity: dict[str, str], body: dict[str, Any], actor: str
+    ) -> Versioned:
+        before = _newest(connection, table, identity)
+        if before is not None and before.body == body:
+            return before
+        now = self._clock()
+        version = 1 if before is None else before.version + 1
+        row = {**identity, "version": version, "at": microseconds(now), "actor": actor, "body": body}
+        connection.execute(table.insert().values(row))
+        old = [table.c[name] == value for name, value in identity.items()]
+        connection.execute(table.delete().where(*old, table.c.version <= version - KEPT_VERSIONS))
+        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        kind = "policy" if table is precedence_policies else "classification"
+        named = {name: value for name, value in identity.items() if name != "company"}
+        inputs = {**named, "version": version, "sha256": digest}
+        self._record(connection, identity["company"], kind, "written", actor, inputs, version)
+        return Versioned(version=version, body=body, at=now, actor=actor)
+
+    # Partitions and calibrations
+
+    def partitions(self, role: MemberRole) -> tuple[int, ...] | None:
+        """The member of each partition, or None before the first ``assign_partitions``."""
+        with self._reading() as connection:
+            return _partitions(connection, role)
+
+    def assign_partitions(self, role: MemberRole, members: int) -> tuple[int, ...]:
+        """Spreads the partitions over so many members, moving as few as balance allows, and returns the map."""
+        with self._writing() as connection:
+            before = _partitions(connection, role)
+            after = assign(members, before)
+            if after != before:
+                connection.execute(partition_map.delete().where(partition_map.c.role == role))
+                rows = [{"role": role, "partition": i, "member": member} for i, member in enumerate(after)]
+                connection.execute(partition_map.insert(), rows)
+                self._record(
+                    connection, "", "partitions", "assigned", "key:operator", {"role": role, "members": members}
+                )
+            return after
+
+    def calibration(self, name: str) -> Any:
+        """The calibrated value of this name, or None."""
+        with self._reading() as connection:
+            return connection.execute(sa.select(calibrations.c.value).where(calibrations.c.name == name)).scalar()
+
+    def calibrate(self, name: str, value: Any) -> None:
+        """Stores a calibrated value: plain JSON, never null."""
+        row = {"name": name, "at": microseconds(self._clock()), "value": value}
+        with self._writing() as connection:
+            connection.execute(calibrations.delete().where(calibrations.c.name == name))
+            connection.execute(calibrations.insert().values(row))
+
+    # Decisions
+
+    def decisions(
+        self, company: str, after: tuple[int, str, int] = (0, "", 0), limit: int = 200, kind: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Entries of the control decision log (kinds company, key, classification, policy), oldest first."""
+        with self._reading() as connection:
+            return list(_log().entries(connection, company, after=after, limit=limit, kind=kind))
+
+    def verify(self, company: str | None = None) -> tuple[int, dict[str, Any] | None]:
+        """Walks the hash chains: the number of entries and the first that does not fit, or None."""
+        with self._reading() as connection:
+            return _log().verify(connection, company)
+
+    def _record(
+        self,
+        connection: sa.Connection,
+        company: str,
+        kind: str,
+        outcome: str,
+        actor: str,
+        inputs: Mapping[str, Any],
+        version: int = 0,
+    ) -> None:
+        now = self._clock()
+        decision = Decision(
+            id=new_id("d", now),
+            company=company,
+            at=now,
+            kind=kind,
+            rule="permission",
+            reason=f"{kind} {outcome}",
+            actor=actor,
+            outcome=outcome,
+            policy_version=version,
+            inputs=dict(inputs),
+        )
+        stream = f"control/{company}"
+        # Several processes write here, each in its own transaction: the head is locked and read afresh.
+        connection.execute(sa.select(control_heads.c.seq).where(control_heads.c.stream == stream).with_for_update())
+        _log().append(connection, stream, company, [decision])
+
+
+@contextmanager
+def _available() -> Iterator[None]:
+    try:
+        yield
+    except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError, sa.exc.IntegrityError) as error:
+        raise StoreUnavailable(
+            f"the control store did not answer: {error.__class__.__name__}", retry_after_seconds=1
+        ) from error
+
+
+def _log() -> DecisionLog:
+    return DecisionLog(control_decisions, control_heads)
+
+
+def _refuse_closing(closing: bool) -> None:
+    if closing:
+        raise StateConflict("the company is being erased; erase it again to finish")
+
+
+def _moment(us: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=us)
+
+
+def _granted(grant: Grant) -> dict[str, Any]:
+    sources = None if grant.source_kinds is None else sorted(kind.value for kind in grant.source_kinds)
+    return {
+        "roles": [role.value for role in Role if role in grant.roles],
+        "user": grant.user,
+        "groups": sorted(grant.groups),
+        "sources": sources,
+        "area": grant.area,
+        "agent": grant.agent,
+    }
+
+
+def _key_row(grant: Grant, key: str, now: datetime) -> dict[str, Any]:
+    return {
+        "id": grant.key_id,
+        "company": grant.company,
+        "hash": key_hash(key),
+        "created_at": microseconds(now),
+        "expires_at": None if grant.expires_at is None else microseconds(grant.expires_at),
+        "granted": _granted(grant),
+    }
+
+
+def _grant(row: Any) -> Grant:
+    granted = row.granted
+    sources = granted["sources"]
+    return Grant(
+        key_id=row.id,
+        company=row.company,
+        roles=frozenset(Role(role) for role in granted["roles"]),
+        user=granted["user"],
+        groups=frozenset(granted["groups"]),
+        source_kinds=None if sources is None else frozenset(SourceKind(kind) for kind in sources),
+        area=granted["area"],
+        agent=granted["agent"],
+        expires_at=None if row.expires_at is None else _moment(row.expires_at),
+    )
+
+
+def _newest(connection: sa.Connection, table: sa.Table, identity: Mapping[str, str]) -> Versioned | None:
+    where = [table.c[name] == value for name, value in identity.items()]
+    row = connection.execute(sa.select(table).where(*where).order_by(table.c.version.desc()).limit(1)).first()
+    return None if row is None else Versioned(version=row.version, body=row.body, at=_moment(row.at), actor=row.actor)
+
+
+def _partitions(connection: sa.Connection, role: MemberRole) -> tuple[int, ...] | None:
+    query = sa.select(partition_map.c.member).where(partition_map.c.role == role).order_by(partition_map.c.partition)
+    return tuple(connection.execute(query).scalars()) or None

@@ -1,0 +1,77 @@
+"""Tables of the control store: companies, keys, classifications, policies, the partition map, calibrations."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from muniment.actors.store.decision_log import decision_table, head_table
+from muniment.actors.store.engine import metadata
+
+companies = sa.Table(
+    "companies",
+    metadata,
+    sa.Column("company", sa.String(128), primary_key=True),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    #: Set while its data is being erased; nobody acts for the company any more.
+    sa.Column("closing", sa.Boolean, nullable=False),
+)
+access_keys = sa.Table(
+    "access_keys",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    #: Null for the operator key only.
+    sa.Column("company", sa.String(128), sa.ForeignKey("companies.company")),
+    sa.Column("hash", sa.LargeBinary(32), nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", sa.BigInteger),
+    #: roles, user, groups, sources, area, agent.
+    sa.Column("granted", sa.JSON, nullable=False),
+    sa.Index("access_keys_company", "company", "id"),
+)
+classifications = sa.Table(
+    "classifications",
+    metadata,
+    sa.Column("company", sa.String(128), primary_key=True),
+    sa.Column("tool", sa.String(512), primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("body", sa.JSON, nullable=False),
+)
+precedence_policies = sa.Table(
+    "precedence_policies",
+    metadata,
+    sa.Column("company", sa.String(128), primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("body", sa.JSON, nullable=False),
+)
+partition_map = sa.Table(
+    "partition_map",
+    metadata,
+    #: "shard" or "ledger".
+    sa.Column("role", sa.String(16), primary_key=True),
+    sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("member", sa.Integer, nullable=False),
+)
+calibrations = sa.Table(
+    "calibrations",
+    metadata,
+    sa.Column("name", sa.String(255), primary_key=True),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("value", sa.JSON, nullable=False),
+)
+control_decisions = decision_table("control_decisions")
+control_heads = head_table("control_decisions")
+
+TABLES = [
+    companies,
+    access_keys,
+    classifications,
+    precedence_policies,
+    partition_map,
+    calibrations,
+    control_decisions,
+    control_heads,
+]

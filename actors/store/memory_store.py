@@ -1,0 +1,255 @@
+"""Reading and writing facts: plain functions of a connection, so that the caller decides on the transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from muniment.actors.store import memory_tables as t
+from muniment.actors.store.decision_log import microseconds
+from muniment.actors.wire import fact_from_dict, fact_to_dict, pack, unpack
+from muniment.policies.errors import ConfigurationError, IdempotencyMismatch
+from muniment.policies.model import Fact, Status, Tier
+
+#: Ids in one ``IN`` list: well under SQLite's bound on variables.
+_IN_LIST = 500
+#: How long the answer to an idempotency key is kept.
+REMEMBERED = timedelta(hours=24)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def moment(us: int | None) -> datetime | None:
+    """The time that ``microseconds`` counted."""
+    return None if us is None else EPOCH + timedelta(microseconds=us)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A fact as it lies in the store: where it is indexed (None: nowhere) and how often it was returned."""
+
+    fact: Fact
+    tier: Tier | None
+    usage: int
+    vector: bytes
+
+
+def _fact(row: Any) -> Fact:
+    return replace(
+        fact_from_dict(unpack(row.body)),
+        status=Status(row.status),
+        superseded_by=row.superseded_by,
+        corroborates=row.corroborates,
+        expires_at=moment(row.expires_at),
+        review_at=moment(row.review_at),
+    )
+
+
+def _us(value: datetime | None) -> int | None:
+    return None if value is None else microseconds(value)
+
+
+def insert_facts(connection: sa.Connection, stored: Sequence[Stored]) -> None:
+    """Adds facts with their vectors and what they are derived from."""
+    if not stored:
+        return
+    connection.execute(
+        t.facts.insert(),
+        [
+            {
+                "id": s.fact.id,
+                "company": s.fact.company,
+                "slot": s.fact.slot.key if s.fact.slot else None,
+                "status": s.fact.status.value,
+                "tier": s.tier,
+                "usage": s.usage,
+                "user": s.fact.user,
+                "recorded_at": microseconds(s.fact.recorded_at),
+                "expires_at": _us(s.fact.expires_at),
+                "review_at": _us(s.fact.review_at),
+                "corroborates": s.fact.corroborates,
+                "superseded_by": s.fact.superseded_by,
+                "body": pack(fact_to_dict(s.fact)),
+            }
+            for s in stored
+        ],
+    )
+    connection.execute(
+        t.vectors.insert(), [{"fact_id": s.fact.id, "company": s.fact.company, "vector": s.vector} for s in stored]
+    )
+    derived = [
+        {"parent_id": parent, "child_id": s.fact.id, "company": s.fact.company}
+        for s in stored
+        for parent in dict.fromkeys(s.fact.source.derived_from)
+    ]
+    if derived:
+        connection.execute(t.derivations.insert(), derived)
+
+
+def update_facts(connection: sa.Connection, facts: Iterable[Fact]) -> None:
+    """Writes what may change of a fact: status, superseded_by, expires_at, review_at, corroborates."""
+    rows = [
+        {
+            "key": f.id,
+            "status": f.status.value,
+            "superseded_by": f.superseded_by,
+            "expires_at": _us(f.expires_at),
+            "review_at": _us(f.review_at),
+            "corroborates": f.corroborates,
+        }
+        for f in facts
+    ]
+    if rows:
+        statement = t.facts.update().where(t.facts.c.id == sa.bindparam("key"))
+        names = ("status", "superseded_by", "expires_at", "review_at", "corroborates")
+        connection.execute(statement.values({name: sa.bindparam(name) for name in names}), rows)
+
+
+def set_tiers(connection: sa.Connection, tiers: dict[str, Tier | None]) -> None:
+    """Writes where facts are indexed now; None is nowhere."""
+    if tiers:
+        statement = t.facts.update().where(t.facts.c.id == sa.bindparam("key")).values(tier=sa.bindparam("tier"))
+        connection.execute(statement, [{"key": key, "tier": tier} for key, tier in tiers.items()])
+
+
+def set_usage(connection: sa.Connection, usage: dict[str, int]) -> None:
+    """Writes how often facts were returned."""
+    if usage:
+        statement = t.facts.update().where(t.facts.c.id == sa.bindparam("key")).values(usage=sa.bindparam("usage"))
+        connection.execute(statement, [{"key": key, "usage": count} for key, count in usage.items()])
+
+
+def _lists(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(ids), _IN_LIST):
+        yield ids[start : start + _IN_LIST]
+
+
+def delete_facts(connection: sa.Connection, ids: Sequence[str]) -> None:
+    """Deletes facts, their vectors and their derivations for good."""
+    for part in _lists(ids):
+        connection.execute(t.facts.delete().where(t.facts.c.id.in_(part)))
+        connection.execute(t.vectors.delete().where(t.vectors.c.fact_id.in_(part)))
+        connection.execute(t.derivations.delete().where(t.derivations.c.child_id.in_(part)))
+
+
+def get_facts(connection: sa.Connection, company: str, ids: Sequence[str]) -> dict[str, Fact]:
+    """The company's facts with these ids; what is not there, or another company's, is left out."""
+    found = {}
+    for part in _lists(ids):
+        query = sa.select(t.facts).where(t.facts.c.company == company, t.facts.c.id.in_(part))
+        found.update({row.id: _fact(row) for row in connection.execute(query)})
+    return found
+
+
+def get_vectors(connection: sa.Connection, company: str, ids: Sequence[str]) -> dict[str, bytes]:
+    """The vectors of these facts."""
+    found = {}
+    for part in _lists(ids):
+        query = sa.select(t.vectors).where(t.vectors.c.company == company, t.vectors.c.fact_id.in_(part))
+        found.update({row.fact_id: bytes(row.vector) for row in connection.execute(query)})
+    return found
+
+
+def slot_facts(connection: sa.Connection, company: str, slots: Sequence[str]) -> dict[str, list[Fact]]:
+    """All facts that were ever told of each slot (by key), in the order of recording."""
+    found: dict[str, list[Fact]] = {slot: [] for slot in slots}
+    for part in _lists(list(found)):
+        query = (
+            sa.select(t.facts)
+            .where(t.facts.c.company == company, t.facts.c.slot.in_(part))
+            .order_by(t.facts.c.recorded_at, t.facts.c.id)
+        )
+        for row in connection.execute(query):
+            found[row.slot].append(_fact(row))
+    return found
+
+
+def list_facts(
+    connection: sa.Connection, company: str, *, user: str | None, after: str = "", limit: int = 200
+) -> list[Fact]:
+    """Facts visible to ``user`` in the order of their ids, later than ``after``; deleted ones are left out."""
+    f = t.facts.c
+    visible = f.user.is_(None) if user is None else sa.or_(f.user.is_(None), f.user == user)
+    where = (f.company == company, f.id > after, visible, f.status != Status.DELETED.value)
+    return [_fact(row) for row in connection.execute(sa.select(t.facts).where(*where).order_by(f.id).limit(limit))]
+
+
+def indexed_facts(connection: sa.Connection, company: str) -> Iterator[Stored]:
+    """What the indexes of a company hold, in the order of recording."""
+    query = (
+        sa.select(t.facts, t.vectors.c.vector)
+        .join(t.vectors, t.vectors.c.fact_id == t.facts.c.id)
+        .where(t.facts.c.company == company, t.facts.c.tier.is_not(None))
+        .order_by(t.facts.c.id)
+    )
+    for row in connection.execution_options(yield_per=1000).execute(query):
+        yield Stored(_fact(row), Tier(row.tier), row.usage, bytes(row.vector))
+
+
+def corroborations(connection: sa.Connection, company: str, ids: Sequence[str]) -> dict[str, list[Fact]]:
+    """The facts that corroborate each of these, in the order of recording."""
+    found: dict[str, list[Fact]] = {}
+    for part in _lists(ids):
+        where = (t.facts.c.company == company, t.facts.c.corroborates.in_(part))
+        for row in connection.execute(sa.select(t.facts).where(*where).order_by(t.facts.c.id)):
+            found.setdefault(row.corroborates, []).append(_fact(row))
+    return found
+
+
+def children(connection: sa.Connection, company: str, parent: str) -> list[str]:
+    """The ids of what was derived from a fact."""
+    d = t.derivations.c
+    query = sa.select(d.child_id).where(d.company == company, d.parent_id == parent).order_by(d.child_id)
+    return list(connection.execute(query).scalars())
+
+
+def remembered_answer(
+    connection: sa.Connection, company: str, key: str, body_hash: bytes, now: datetime
+) -> dict[str, Any] | None:
+    """The answer that this idempotency key got within 24 hours. Raises ``IdempotencyMismatch`` for another body."""
+    r = t.requests.c
+    row = connection.execute(sa.select(t.requests).where(r.company == company, r.key == key)).first()
+    if row is None or row.at <= microseconds(now - REMEMBERED):
+        return None
+    if bytes(row.body_hash) != body_hash:
+        raise IdempotencyMismatch("this idempotency key came with another body")
+    answer: dict[str, Any] = unpack(row.answer)
+    return answer
+
+
+def remember_answer(
+    connection: sa.Connection, company: str, key: str, body_hash: bytes, now: datetime, answer: dict[str, Any]
+) -> None:
+    """Keeps an answer for its idempotency key, and drops a few that are older than 24 hours."""
+    r = t.requests.c
+    old = sa.select(r.company, r.key).where(r.at <= microseconds(now - REMEMBERED)).order_by(r.at).limit(100)
+    for row in connection.execute(old).all():
+        connection.execute(t.requests.delete().where(r.company == row.company, r.key == row.key))
+    connection.execute(t.requests.delete().where(r.company == company, r.key == key))
+    row = {"company": company, "key": key, "body_hash": body_hash, "at": microseconds(now), "answer": pack(answer)}
+    connection.execute(t.requests.insert().values(row))
+
+
+def claim_model(connection: sa.Connection, name: str, dimension: int) -> None:
+    """Records the model of the stored vectors, or refuses another one than they are from."""
+    row = connection.execute(sa.select(t.embedding_model)).first()
+    if row is None:
+        connection.execute(t.embedding_model.insert().values(name=name, dimension=dimension))
+    elif (row.name, row.dimension) != (name, dimension):
+        raise ConfigurationError(
+            f"the stored vectors are from {row.name} ({row.dimension} dimensions), the workers run {name} "
+            f"({dimension}): set the model back, or run `muniment reindex`",
+            stored=row.name,
+            running=name,
+        )
+
+
+def erase_company(connection: sa.Connection, company: str) -> dict[str, int]:
+    """Deletes all rows of a company, its decisions included; the number of each."""
+    counts = {}
+    for table in (t.facts, t.vectors, t.derivations, t.conflicts, t.requests, t.decisions, t.decision_heads):
+        counts[table.name] = connection.execute(table.delete().where(table.c.company == company)).rowcount
+    return counts

@@ -1,0 +1,98 @@
+"""The tables of the memory store: facts, vectors, conflicts, remembered requests, and their decision log."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from muniment.actors.store.decision_log import decision_table, head_table
+from muniment.actors.store.engine import metadata
+
+#: All that was ever told, except slotless facts that retention deleted. ``body`` is the packed fact without the
+#: columns that change (status, superseded_by, expires_at, corroborates); times are microseconds.
+facts = sa.Table(
+    "facts",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("company", sa.String(128), nullable=False),
+    sa.Column("slot", sa.Text),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("tier", sa.String(2)),
+    sa.Column("usage", sa.Integer, nullable=False, default=0),
+    sa.Column("user", sa.Text),
+    sa.Column("recorded_at", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", sa.BigInteger),
+    sa.Column("review_at", sa.BigInteger),
+    sa.Column("corroborates", sa.String(64)),
+    sa.Column("superseded_by", sa.String(64)),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Index("facts_company", "company", "id"),
+    sa.Index("facts_slot", "company", "slot", sqlite_where=sa.text("slot IS NOT NULL")),
+    sa.Index("facts_tier", "company", "tier", sqlite_where=sa.text("tier IS NOT NULL")),
+    sa.Index("facts_user", "company", "user", sqlite_where=sa.text("user IS NOT NULL")),
+    sa.Index("facts_review", "review_at", sqlite_where=sa.text("review_at IS NOT NULL")),
+)
+
+#: (d,) float32 in C order, of every stored fact.
+vectors = sa.Table(
+    "fact_vectors",
+    metadata,
+    sa.Column("fact_id", sa.String(64), primary_key=True),
+    sa.Column("company", sa.String(128), nullable=False),
+    sa.Column("vector", sa.LargeBinary, nullable=False),
+    sa.Index("fact_vectors_company", "company"),
+)
+
+#: Which fact was derived from which, so that a faulty parent's summaries are found.
+derivations = sa.Table(
+    "derivations",
+    metadata,
+    sa.Column("parent_id", sa.String(64), primary_key=True),
+    sa.Column("child_id", sa.String(64), primary_key=True),
+    sa.Column("company", sa.String(128), nullable=False),
+    sa.Index("derivations_company", "company"),
+)
+
+conflicts = sa.Table(
+    "conflicts",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("company", sa.String(128), nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("slot", sa.Text),
+    sa.Column("subject", sa.Text),
+    sa.Column("field", sa.Text),
+    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("incumbent_id", sa.String(64)),
+    sa.Column("challenger_id", sa.String(64)),
+    sa.Column("opened_at", sa.BigInteger, nullable=False),
+    sa.Column("due_at", sa.BigInteger),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Index("conflicts_company", "company", "status", "id"),
+    sa.Index("conflicts_slot", "company", "slot"),
+)
+
+#: Answers of writes that carried an idempotency key, kept for 24 hours.
+requests = sa.Table(
+    "requests",
+    metadata,
+    sa.Column("company", sa.String(128), primary_key=True),
+    sa.Column("key", sa.String(255), primary_key=True),
+    sa.Column("body_hash", sa.LargeBinary(32), nullable=False),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("answer", sa.LargeBinary, nullable=False),
+    sa.Index("requests_at", "at"),
+)
+
+#: The embedding model the stored vectors are from: one row.
+embedding_model = sa.Table(
+    "embedding_model",
+    metadata,
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("dimension", sa.Integer, nullable=False),
+)
+
+decisions = decision_table("memory_decisions")
+decision_heads = head_table("memory_decisions")
+
+TABLES = [facts, vectors, derivations, conflicts, requests, embedding_model, decisions, decision_heads]

@@ -1,0 +1,320 @@
+"""One company's working set in a shard: what its two tiers hold, searchable under a visibility mask.
+
+There are two layers. ``residents`` is the plan: which fact is in which tier, changed while a write is being decided.
+The tiers' indexes are what searches see: changed only after the commit, by ``apply``. So nothing uncommitted is ever
+returned, and of several writes in one transaction each sees what those before it decided.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muniment.actors.lexical_index import LexicalIndex
+from muniment.actors.store.decision_log import microseconds
+from muniment.actors.store.memory_store import Stored
+from muniment.actors.tier_index import Kind, TierIndex
+from muniment.policies.entities import extract_entities, normalise_entity
+from muniment.policies.model import Fact, Tier, fold
+from muniment.policies.retention import RetentionSettings, TierView, plan_evictions
+from muniment.policies.terms import terms
+
+_EVER: Final = np.iinfo(np.int64).max
+_SHARED: Final = 0
+
+
+@dataclass(slots=True)
+class Resident:
+    """A fact that is in a tier, with what ranking needs of it. ``vector``: (d,) float32 in C order."""
+
+    fact: Fact
+    tier: Tier
+    usage: int
+    last_used: int
+    entities: frozenset[str]
+    folded: str
+    vector: bytes
+
+
+def resident_of(stored: Stored, tier: Tier) -> Resident:
+    """The resident that a stored fact is."""
+    fact = stored.fact
+    found = {normalise_entity(entity) for entity in fact.entities} | set(extract_entities(fact.text))
+    return Resident(
+        fact,
+        tier,
+        stored.usage,
+        microseconds(fact.recorded_at),
+        frozenset(found),
+        fold(fact.text),
+        stored.vector,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visibility:
+    """Who looks, when, and through which filters; all of it applies before the top-k cut (rule 2)."""
+
+    now: datetime
+    user: str | None = None
+    subject: str | None = None
+    field: str | None = None
+    area: str | None = None
+    agent: str | None = None
+    source_kinds: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    min_importance: float | None = None
+
+    def labels(self) -> list[frozenset[tuple[str, str]]]:
+        """The filters by label: of each set, one must be there."""
+        wanted: list[frozenset[tuple[str, str]]] = []
+        for name in ("subject", "field", "area", "agent"):
+            value = getattr(self, name)
+            if value is not None:
+                wanted.append(frozenset({(name, fold(value))}))
+        if self.source_kinds:
+            wanted.append(frozenset(("kind", kind) for kind in self.source_kinds))
+        wanted += [frozenset({("tag", fold(tag))}) for tag in self.tags]
+        return wanted
+
+
+def labels_of(fact: Fact) -> set[tuple[str, str]]:
+    """The labels that filters ask for."""
+    found = {("kind", fact.source.kind.value)} | {("tag", fold(tag)) for tag in fact.tags}
+    for name in ("subject", "field", "area", "agent"):
+        value = getattr(fact, name)
+        if value is not None:
+            found.add((name, fold(value)))
+    return found
+
+
+class TierSpace:
+    """One tier as searches see it: vectors, words, and the columns that masks are made of, on shared positions."""
+
+    def __init__(self, dimension: int, kind: Kind) -> None:
+        self.index = TierIndex(dimension, kind)
+        self.positions = self.index.positions
+        self.lexical = LexicalIndex(self.positions)
+        self._user = self.positions.column(np.int32, _SHARED)
+        self._from = self.positions.column(np.int64, 0)
+        self._until = self.positions.column(np.int64, _EVER)
+        self._importance = self.positions.column(np.float64, 0.0)
+        self.held: dict[str, Resident] = {}
+        self._users: dict[str, int] = {}
+        self._labelled: dict[tuple[str, str], set[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def add(self, residents: Sequence[Resident]) -> None:
+        """Adds facts, or replaces those that are there."""
+        if not residents:
+            return
+        with self.positions.lock:
+            ids = [r.fact.id for r in residents]
+            rows = np.frombuffer(b"".join(r.vector for r in residents), np.float32)
+            self.index.add(ids, rows.reshape(len(residents), -1))
+            for resident in residents:
+                fact = resident.fact
+                self._forget_labels(fact.id)
+                self.held[fact.id] = resident
+                place = self.positions[fact.id]
+                self.lexical.add(fact.id, terms(fact.text))
+                self._user.values[place] = self._user_code(fact.user)
+                self._from.values[place] = microseconds(fact.effective_at) if fact.effective_at else 0
+                self._until.values[place] = microseconds(fact.expires_at) if fact.expires_at else _EVER
+                self._importance.values[place] = fact.importance
+                for label in labels_of(fact):
+                    self._labelled.setdefault(label, set()).add(fact.id)
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Removes facts; what is not there is passed over."""
+        with self.positions.lock:
+            gone = [id for id in ids if id in self.held]
+            self.index.remove(gone)
+            for id in gone:
+                self._forget_labels(id)
+                del self.held[id]
+
+    def mask(self, visibility: Visibility) -> NDArray[np.bool_] | None:
+        """(n,) bool of the visible facts, None where all are; good while the positions' lock is held."""
+        now = microseconds(visibility.now)
+        mask = (self._from.values <= now) & (now < self._until.values)
+        user = self._user.values
+        mask &= user == _SHARED if visibility.user is None else (user == _SHARED) | (user == self._code(visibility))
+        if visibility.min_importance is not None:
+            mask &= self._importance.values >= visibility.min_importance
+        for wanted in visibility.labels():
+            holders = set().union(*(self._labelled.get(label, set()) for label in wanted))
+            mask &= self.positions.mask(holders)
+        return None if mask.all() else mask
+
+    def _forget_labels(self, id: str) -> None:
+        resident = self.held.get(id)
+        for label in labels_of(resident.fact) if resident else ():
+            holders = self._labelled[label]
+            holders.discard(id)
+            if not holders:
+                del self._labelled[label]
+
+    def _user_code(self, user: str | None) -> int:
+        return _SHARED if user is None else self._users.setdefault(user, len(self._users) + 1)
+
+    def _code(self, visibility: Visibility) -> int:
+        return self._users.get(visibility.user or "", -1)
+
+
+@dataclass(slots=True)
+class Changes:
+    """What a committed write does to the indexes: facts that enter a tier, and facts that leave one."""
+
+    enter: dict[Tier, dict[str, Resident]] = field(default_factory=lambda: {Tier.L1: {}, Tier.L2: {}})
+    leave: dict[Tier, set[str]] = field(default_factory=lambda: {Tier.L1: set(), Tier.L2: set()})
+
+    def entered(self, tier: Tier, resident: Resident) -> None:
+        """The fact is in this tier now."""
+        self.enter[tier][resident.fact.id] = resident
+
+    def left(self, tier: Tier, id: str) -> None:
+        """The fact is no longer in this tier."""
+        self.enter[tier].pop(id, None)
+        self.leave[tier].add(id)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What the store must be told: new places of facts, and those that left L2. ``overflow``: L2 above capacity."""
+
+    tiers: dict[str, Tier | None]
+    evicted: list[Resident]
+    overflow: int
+
+
+class Tenant:
+    """A company's residents and tiers. Deciding and applying happen on the shard's one writing thread."""
+
+    def __init__(
+        self, dimension: int, kind: Kind, capacities: Mapping[Tier, int], retention: RetentionSettings
+    ) -> None:
+        self.residents: dict[str, Resident] = {}
+        self.spaces = {tier: TierSpace(dimension, kind) for tier in Tier}
+        self.overflow = 0
+        self._unsaved_usage: set[str] = set()
+        self._usage_lock = threading.Lock()
+        self._members: dict[Tier, dict[str, Resident]] = {tier: {} for tier in Tier}
+        self._capacities = capacities
+        self._retention = retention
+
+    def fill(self, residents: Iterable[Resident]) -> None:
+        """Takes what the store says is indexed; for a tenant that nobody searches yet."""
+        for resident in residents:
+            self.residents[resident.fact.id] = resident
+            self._members[resident.tier][resident.fact.id] = resident
+        for tier in Tier:
+            self.spaces[tier].add(list(self._members[tier].values()))
+
+    def plan_add(self, incoming: Sequence[Resident], changes: Changes) -> Placement:
+        """Puts facts into L1, moves what must leave to L2, and what must leave L2 out; in the plan only."""
+        placed: dict[str, Tier | None] = {}
+        for resident in incoming:
+            self.residents[resident.fact.id] = resident
+        leaving, _ = self._make_room(Tier.L1, incoming, changes, placed)
+        evicted, overflow = self._make_room(Tier.L2, leaving, changes, placed)
+        for resident in evicted:
+            placed[resident.fact.id] = None
+            del self.residents[resident.fact.id]
+        self.overflow = overflow
+        return Placement(placed, evicted, overflow)
+
+    def plan_remove(self, ids: Iterable[str], changes: Changes) -> list[str]:
+        """Takes facts out of their tiers; in the plan only. The ids that were in one."""
+        gone = []
+        for id in ids:
+            resident = self.residents.pop(id, None)
+            if resident is not None:
+                gone.append(id)
+                del self._members[resident.tier][id]
+                changes.left(resident.tier, id)
+        return gone
+
+    def apply(self, changes: Changes) -> None:
+        """Makes committed changes visible to searches; a fact that changes tiers is meanwhile in both, never in none."""
+        for tier in (Tier.L2, Tier.L1):
+            self.spaces[tier].add(list(changes.enter[tier].values()))
+        for tier in Tier:
+            self.spaces[tier].remove(id for id in changes.leave[tier] if id not in changes.enter[tier])
+
+    def used(self, ids: Iterable[str], now: datetime) -> None:
+        """Counts facts that were returned by a recall."""
+        with self._usage_lock:
+            for id in ids:
+                resident = self.residents.get(id)
+                if resident is not None:
+                    resident.usage += 1
+                    resident.last_used = microseconds(now)
+                    self._unsaved_usage.add(id)
+
+    def take_unsaved_usage(self) -> dict[str, int]:
+        """Counts that the store does not have yet; they count as saved from here on."""
+        with self._usage_lock:
+            saved = {id: self.residents[id].usage for id in self._unsaved_usage if id in self.residents}
+            self._unsaved_usage.clear()
+            return saved
+
+    def close(self) -> None:
+        """Ends the indexes' upkeep."""
+        for space in self.spaces.values():
+            space.index.close()
+
+    def sizes(self) -> dict[str, int]:
+        """How many facts each tier holds for searches."""
+        return {tier.value: len(self.spaces[tier]) for tier in Tier}
+
+    def _make_room(
+        self, tier: Tier, incoming: Sequence[Resident], changes: Changes, placed: dict[str, Tier | None]
+    ) -> tuple[list[Resident], int]:
+        members = self._members[tier]
+        leaving: list[Resident] = []
+        overflow = max(0, len(members) + len(incoming) - self._capacities[tier])
+        if overflow:
+            plan = plan_evictions(
+                _view(members.values()),
+                _view(incoming),
+                capacity=self._capacities[tier],
+                settings=self._retention,
+                last_tier=tier is Tier.L2,
+            )
+            gone, overflow = set(plan.leaving), plan.overflow
+            leaving = [self.residents[id] for id in plan.leaving]
+            for resident in leaving:
+                if members.pop(resident.fact.id, None) is not None:
+                    changes.left(tier, resident.fact.id)
+            incoming = [r for r in incoming if r.fact.id not in gone]
+        for resident in incoming:
+            resident.tier = tier
+            members[resident.fact.id] = resident
+            changes.entered(tier, resident)
+            placed[resident.fact.id] = tier
+        return leaving, overflow
+
+
+def _view(residents: Iterable[Resident]) -> TierView:
+    held = list(residents)
+    return TierView(
+        [r.fact.id for r in held],
+        np.fromiter((r.fact.importance for r in held), np.float64, len(held)),
+        np.fromiter((r.usage for r in held), np.int64, len(held)),
+        np.fromiter((r.last_used for r in held), np.int64, len(held)),
+    )
+
+
+def vector_rows(data: bytes, count: int) -> list[bytes]:
+    """The rows of a ``(count, d)`` float32 matrix that travelled as bytes."""
+    size = len(data) // count if count else 0
+    return [data[i * size : (i + 1) * size] for i in range(count)]

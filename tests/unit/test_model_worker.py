@@ -1,0 +1,141 @@
+"""Batching across requests, priorities, bounds and failures of a model worker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from muniment.actors.embedding import SentenceTransformerEmbedder
+from muniment.actors.model_worker import ModelWorker, Priority
+from muniment.policies.errors import ModelUnavailable, Overloaded
+
+
+class CountingModel:
+    """Embeds a text as its length; can be held."""
+
+    name, dimension = "counting", 2
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.started = threading.Event()
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        self.started.set()
+        assert self.gate.wait(10)
+        self.batches.append(list(texts))
+        if "boom" in texts:
+            raise ValueError("boom")
+        return np.array([[len(t), 1] for t in texts], np.float32)
+
+    def predict(self, pairs: Sequence[tuple[str, str]]) -> Any:
+        return [float(len(text)) for _, text in pairs]
+
+
+def rows(data: bytes) -> list[float]:
+    return np.frombuffer(data, np.float32).reshape(-1, 2)[:, 0].tolist()
+
+
+async def held(model: CountingModel, worker: ModelWorker) -> asyncio.Task[bytes]:
+    """A request that the model is busy with until the gate opens."""
+    model.gate.clear()
+    task = asyncio.create_task(worker.embed(["first"]))
+    await asyncio.to_thread(model.started.wait, 10)
+    return task
+
+
+def test_what_gathers_while_the_model_runs_becomes_one_batch_in_order() -> None:
+    async def scenario() -> None:
+        model = CountingModel()
+        worker = ModelWorker(model, None)
+        first = await held(model, worker)
+        tasks = [asyncio.create_task(worker.embed(["x" * n])) for n in range(1, 21)]
+        await asyncio.sleep(0)
+        model.gate.set()
+        assert [rows(d) for d in await asyncio.gather(*tasks)] == [[float(n)] for n in range(1, 21)]
+        await first
+        assert [len(batch) for batch in model.batches] == [1, 20]
+
+    asyncio.run(scenario())
+
+
+def test_queries_go_before_bulk_ingest_and_batches_are_bounded() -> None:
+    async def scenario() -> None:
+        model = CountingModel()
+        worker = ModelWorker(model, None, max_batch=4)
+        first = await held(model, worker)
+        bulk = asyncio.create_task(worker.embed(["bulk"] * 10, Priority.INGEST))
+        await asyncio.sleep(0)
+        query = asyncio.create_task(worker.embed(["query"], Priority.QUERY))
+        await asyncio.sleep(0)
+        model.gate.set()
+        await asyncio.gather(first, bulk, query)
+        assert model.batches == [["first"], ["query"], ["bulk"] * 4, ["bulk"] * 4, ["bulk"] * 2]
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_is_refused_and_a_failure_reaches_all_its_callers() -> None:
+    async def scenario() -> None:
+        model = CountingModel()
+        worker = ModelWorker(model, None, max_queued_items=3)
+        first = await held(model, worker)
+        waiting = [asyncio.create_task(worker.embed([text])) for text in ("a", "boom")]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await worker.embed(["b", "c"])
+        model.gate.set()
+        await first
+        for failed in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(failed, ValueError)
+        assert rows(await worker.embed(["abc"])) == [3.0]
+        assert await worker.embed([]) == b""
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_went_away_costs_no_work() -> None:
+    async def scenario() -> None:
+        model = CountingModel()
+        worker = ModelWorker(model, None)
+        first = await held(model, worker)
+        gone = asyncio.create_task(worker.embed(["gone"]))
+        await asyncio.sleep(0)
+        gone.cancel()
+        kept = asyncio.create_task(worker.embed(["kept"]))
+        await asyncio.sleep(0)
+        model.gate.set()
+        await asyncio.gather(first, kept)
+        assert model.batches == [["first"], ["kept"]]
+
+    asyncio.run(scenario())
+
+
+def test_reranking_needs_a_reranker() -> None:
+    async def scenario() -> None:
+        model = CountingModel()
+        assert await ModelWorker(model, model).rerank("q", ["a", "abc"]) == [1.0, 3.0]
+        with pytest.raises(ModelUnavailable):
+            await ModelWorker(model, None).rerank("q", ["a"])
+
+    asyncio.run(scenario())
+
+
+def test_the_bundled_model_is_the_published_one_and_embeds() -> None:
+    embedder = SentenceTransformerEmbedder()
+    vectors = embedder.embed(["a cat sits on the mat", "a kitten rests on a rug", "quarterly tax filing"])
+    assert vectors.shape == (3, embedder.dimension) == (3, 384)
+    assert vectors.dtype == np.float32
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert vectors[0] @ vectors[1] > 0.5 > vectors[0] @ vectors[2]
+
+
+def test_a_model_that_is_not_there_is_a_clear_error(tmp_path: Any) -> None:
+    with pytest.raises(ModelUnavailable):
+        SentenceTransformerEmbedder(str(tmp_path / "nowhere"))
