@@ -92,7 +92,7 @@ class ControlStore:
     def create_company(self, company: str, actor: str) -> bool:
         """Whether the company was created; False where it exists. ``StateConflict`` while it is being erased."""
         with self._writing() as connection:
-            closing = self._closing(connection, company)
+            closing = _closing(connection, company, lock=True)
             if closing is not None:
                 _refuse_closing(closing)
                 return False
@@ -104,12 +104,12 @@ class ControlStore:
     def has_company(self, company: str) -> bool:
         """Whether anybody may act for the company."""
         with self._reading() as connection:
-            return self._closing(connection, company) is False
+            return _closing(connection, company) is False
 
     def close_company(self, company: str) -> int:
         """Revokes all keys and refuses new ones, before the data is erased: the number of keys. ``NotFound``."""
         with self._writing() as connection:
-            if self._closing(connection, company) is None:
+            if _closing(connection, company, lock=True) is None:
                 raise NotFound("there is no such company")
             connection.execute(companies.update().where(companies.c.company == company).values(closing=True))
             return connection.execute(access_keys.delete().where(access_keys.c.company == company)).rowcount
@@ -122,6 +122,8 @@ class ControlStore:
             "control_decisions": control_decisions,
         }
         with self._writing() as connection:
+            if not _closing(connection, company, lock=True):
+                raise StateConflict("the company is not closed")
             counts = {
                 name: connection.execute(table.delete().where(table.c.company == company)).rowcount
                 for name, table in named.items()
@@ -131,16 +133,6 @@ class ControlStore:
             # In the operator's own stream: that of the company is gone.
             self._record(connection, "", "company", "erased", actor, {"company": company})
         return counts
-
-    def _closing(self, connection: sa.Connection, company: str) -> bool | None:
-        query = sa.select(companies.c.closing).where(companies.c.company == company).with_for_update()
-        return connection.execute(query).scalar()
-
-    def _require_open(self, connection: sa.Connection, company: str) -> None:
-        closing = self._closing(connection, company)
-        if closing is None:
-            raise NotFound("there is no such company")
-        _refuse_closing(closing)
 
     # Keys
 
@@ -172,7 +164,7 @@ class ControlStore:
         )
         key = new_key(grant.key_id)
         with self._writing() as connection:
-            self._require_open(connection, company)
+            _require_open(connection, company)
             count = sa.select(sa.func.count()).where(access_keys.c.company == company)
             if connection.execute(count).scalar_one() >= MAX_KEYS:
                 raise StateConflict(f"the company has {MAX_KEYS} keys; revoke those that are not used")
@@ -230,13 +222,13 @@ class ControlStore:
     def put_classification(self, company: str, tool: str, body: dict[str, Any], actor: str) -> Versioned:
         """Stores a new version; the same body again is no new version."""
         with self._writing() as connection:
-            self._require_open(connection, company)
-            tools = sa.select(sa.func.count(classifications.c.tool.distinct())).where(
-                classifications.c.company == company
-            )
-            if connection.execute(tools).scalar_one() >= MAX_TOOLS:
+            _require_open(connection, company)
+            identity = {"company": company, "tool": tool}
+            tools = sa.select(sa.func.count(classifications.c.tool.distinct()))
+            count = connection.execute(tools.where(classifications.c.company == company)).scalar_one()
+            if count >= MAX_TOOLS and _newest(connection, classifications, identity) is None:
                 raise StateConflict(f"the company has classified {MAX_TOOLS} tools")
-            return self._put(connection, classifications, {"company": company, "tool": tool}, body, actor)
+            return self._put(connection, classifications, identity, body, actor)
 
     def classification(self, company: str, tool: str) -> Versioned | None:
         """The version in force, or None where the tool is not classified."""
@@ -246,7 +238,7 @@ class ControlStore:
     def put_precedence(self, company: str, body: dict[str, Any], actor: str) -> Versioned:
         """Stores a new version; the same body again is no new version."""
         with self._writing() as connection:
-            self._require_open(connection, company)
+            _require_open(connection, company)
             return self._put(connection, precedence_policies, {"company": company}, body, actor)
 
     def precedence(self, company: str) -> Versioned | None:
@@ -367,6 +359,19 @@ def _available() -> Iterator[None]:
 
 def _log() -> DecisionLog:
     return DecisionLog(control_decisions, control_heads)
+
+
+def _closing(connection: sa.Connection, company: str, lock: bool = False) -> bool | None:
+    """Whether the company is being erased, or None where there is none; ``lock``: nobody else changes that now."""
+    query = sa.select(companies.c.closing).where(companies.c.company == company)
+    return connection.execute(query.with_for_update() if lock else query).scalar()
+
+
+def _require_open(connection: sa.Connection, company: str) -> None:
+    closing = _closing(connection, company, lock=True)
+    if closing is None:
+        raise NotFound("there is no such company")
+    _refuse_closing(closing)
 
 
 def _refuse_closing(closing: bool) -> None:
