@@ -112,12 +112,6 @@ class LimitSettings(Group):
     batch_facts: int = Field(1000, ge=1, le=1000, description="Facts in one batch.")
 
 
-class AuthSettings(Group):
-    """Who may call."""
-
-    enabled: bool = Field(True, description="Check the key of every request; off, everybody is the operator.")
-
-
 class Settings(BaseSettings):
     """All settings of one service. Frozen; see ``load``."""
 
@@ -138,7 +132,6 @@ class Settings(BaseSettings):
     routers: RouterSettings = RouterSettings()
     workers: WorkerSettings = WorkerSettings()
     limits: LimitSettings = LimitSettings()
-    auth: AuthSettings = AuthSettings()
 
     @classmethod
     def settings_customise_sources(
