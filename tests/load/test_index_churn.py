@@ -1,0 +1,94 @@
+"""200,000 random adds, removals and recalls on a tier, each recall compared with brute force over the visible facts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from muniment.actors.tier_index import TierIndex
+
+DIMENSION = 64
+OPERATIONS = 200_000
+CAPACITY = 5_000
+K = 20
+
+
+class Mirror:
+    """The same members in plain arrays, dense in an order of its own."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.place: dict[str, int] = {}
+        self.vectors = np.zeros((CAPACITY + 64, DIMENSION), np.float32)
+        self.users = np.zeros(CAPACITY + 64, np.int64)
+
+    def put(self, id: str, vector: np.ndarray, user: int) -> None:
+        if id not in self.place:
+            self.place[id] = len(self.ids)
+            self.ids.append(id)
+        self.vectors[self.place[id]] = vector / np.linalg.norm(vector)
+        self.users[self.place[id]] = user
+
+    def drop(self, id: str) -> None:
+        place, last = self.place.pop(id), len(self.ids) - 1
+        moved = self.ids.pop()
+        if place != last:
+            self.ids[place] = moved
+            self.place[moved] = place
+            self.vectors[place] = self.vectors[last]
+            self.users[place] = self.users[last]
+
+    def best(self, query: np.ndarray, user: int | None) -> tuple[list[str], np.ndarray]:
+        """Ids of the K best, and how many are visible to the user (shared ones are user 0); scores descending."""
+        held = len(self.ids)
+        scores = self.vectors[:held] @ (query / np.linalg.norm(query))
+        if user is not None:
+            scores[(self.users[:held] != 0) & (self.users[:held] != user)] = -2.0
+        top = np.argpartition(-scores, min(K, held - 1))[:K]
+        top = top[np.argsort(-scores[top])]
+        top = top[scores[top] > -2.0]
+        return [self.ids[place] for place in top], scores[top]
+
+
+@pytest.mark.parametrize(("kind", "least"), [("flat", 1.0), ("hnsw", 0.98)])
+def test_recall_through_churn(kind: str, least: float) -> None:
+    rng = np.random.default_rng(2026)
+    centres = rng.standard_normal((60, DIMENSION))
+    index = TierIndex(DIMENSION, kind)
+    users = index.positions.column(np.int64, 0)
+    mirror = Mirror()
+    recalls: list[float] = []
+    done = 0
+    while done < OPERATIONS:
+        count = int(rng.integers(1, 64))
+        vectors = (centres[rng.integers(0, 60, count)] + 0.6 * rng.standard_normal((count, DIMENSION))).astype(
+            np.float32
+        )
+        ids = [f"f{n}" for n in rng.integers(0, 3 * CAPACITY, count)]  # often one that is there: it is replaced
+        room = CAPACITY - len(index)
+        if rng.random() < 0.35 or room < count:
+            leaving = {mirror.ids[n] for n in rng.integers(0, len(mirror.ids), min(count, len(mirror.ids)))}
+            assert index.remove([*leaving, "nobody"]) == len(leaving)
+            for id in leaving:
+                mirror.drop(id)
+        else:
+            owners = rng.integers(0, 4, count)
+            index.add(ids, vectors)
+            for id, vector, owner in zip(ids, vectors, owners, strict=True):
+                users.values[index.positions[id]] = owner
+                mirror.put(id, vector, int(owner))
+        queries = vectors[: 1 + count // 8] + 0.1 * rng.standard_normal((1 + count // 8, DIMENSION)).astype(np.float32)
+        for query in queries if len(index) else ():
+            user = None if rng.random() < 0.3 else int(rng.integers(1, 4))
+            mask = None if user is None else (users.values == 0) | (users.values == user)
+            found = index.search(query, K, mask)
+            ids_best, scores_best = mirror.best(query, user)
+            assert len(found) == len(ids_best)
+            if least == 1.0:
+                np.testing.assert_allclose([score for _, score in found], scores_best, atol=2e-6)
+            recalls.append(len({id for id, _ in found} & set(ids_best)) / max(1, len(ids_best)))
+        done += count + len(queries)
+    assert set(index.ids()) == set(mirror.ids)
+    assert len(recalls) > OPERATIONS / 10
+    assert np.mean(recalls) >= least
+    assert index.settle(60)
