@@ -22,12 +22,12 @@ from muniment.policies.partitioning import partition_of_key
 #: The version of the way keys are made; it is the first byte of each.
 KEY_VERSION = 1
 #: version byte, 8 bytes of the company's hash (so that a company's keys lie together), SHA-256 of the canonical form.
-KEY_BYTES = 1 + 8 + 32
+_PREFIX_BYTES = 1 + 8
+KEY_BYTES = _PREFIX_BYTES + 32
 MAX_KEY_PATHS = 32
 MAX_PATH_CHARS = 512
 MAX_DEPTH = 64
 MAX_SAFE_INTEGER = 2**53 - 1
-_PREFIX_BYTES = 1 + 8
 _ARRAY_INDEX = re.compile(r"0|[1-9][0-9]{0,9}")
 _BAD_ESCAPE = re.compile(r"~(?![01])")
 

@@ -76,5 +76,5 @@ def settled(state: State | None, ends_at: int | None, now: int) -> State | None:
 
 
 def counts_as_done(state: State | None, ends_at: int | None, now: int) -> bool:
-    """Whether the effect counts as already done: confirmed, and its window (``ends_at``, None: never ends) still open."""
+    """Whether the effect counts as already done: confirmed, and its window (``ends_at``; None: never) is open."""
     return state is State.CONFIRMED and (ends_at is None or now < ends_at)

@@ -1,0 +1,105 @@
+"""Coalescing: concurrent operations of one process to one Ray actor travel in one call.
+
+A call costs about the same whether it carries one operation or a hundred, so one batch is in flight and everything that
+arrives meanwhile goes into the next. There is no timer: a lone operation leaves at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from muniment.policies.errors import Overloaded
+
+R = TypeVar("R")
+
+
+class Coalescer(Generic[R]):
+    """Sends packed items in batches of at most ``max_items`` and about ``max_bytes``, one batch at a time.
+
+    ``send`` gets the items of a batch and answers one result each, in order; a result that is an exception is raised to
+    the caller of its item, and what ``send`` raises to all callers of the batch. A larger item than ``max_bytes`` goes
+    alone. At most ``max_waiting`` items wait; beyond that ``submit`` raises ``Overloaded``. Belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[list[bytes]], Awaitable[Sequence[R | Exception]]],
+        max_items: int = 256,
+        max_bytes: int = 90_000,
+        max_waiting: int = 20_000,
+    ) -> None:
+        self._send = send
+        self._max_items = max_items
+        self._max_bytes = max_bytes
+        self._max_waiting = max_waiting
+        self._waiting: deque[tuple[bytes, asyncio.Future[R]]] = deque()
+        self._in_flight: asyncio.Task[None] | None = None
+        self._scheduled = False
+
+    async def submit(self, item: bytes) -> R:
+        """The result of ``item``. A caller that is cancelled before its item left takes it back."""
+        if len(self._waiting) >= self._max_waiting:
+            raise Overloaded("too many operations wait to be sent", retry_after_seconds=1)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+        self._waiting.append((item, future))
+        if self._in_flight is None and not self._scheduled:
+            # The callers that run in this same turn of the loop join the batch.
+            self._scheduled = True
+            loop.call_soon(self._start)
+        return await future
+
+    def _start(self) -> None:
+        self._scheduled = False
+        if self._in_flight is None:
+            self._in_flight = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        try:
+            while self._waiting:
+                items, futures = self._take()
+                if items:
+                    await self._exchange(items, futures)
+        finally:
+            self._in_flight = None
+
+    def _take(self) -> tuple[list[bytes], list[asyncio.Future[R]]]:
+        items: list[bytes] = []
+        futures: list[asyncio.Future[R]] = []
+        size = 0
+        while self._waiting and len(items) < self._max_items:
+            item, future = self._waiting[0]
+            if items and size + len(item) > self._max_bytes:
+                break
+            self._waiting.popleft()
+            if not future.cancelled():
+                items.append(item)
+                futures.append(future)
+                size += len(item)
+        return items, futures
+
+    async def _exchange(self, items: list[bytes], futures: list[asyncio.Future[R]]) -> None:
+        try:
+            results = await self._send(items)
+        except BaseException as error:
+            for future in futures:
+                _settle(future, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for future, result in zip(futures, results, strict=True):
+            _settle(future, result)
+
+
+def _settle(future: asyncio.Future[Any], result: Any) -> None:
+    if future.done():
+        return
+    if isinstance(result, asyncio.CancelledError):
+        future.cancel()
+    elif isinstance(result, BaseException):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

@@ -1,0 +1,106 @@
+"""The ledger as a Ray actor: two concurrency groups, so that parked polls never keep an operation out.
+
+The actor's event loops only hand over to the ledger's thread and back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from muniment.actors.dedupe_ledger import DedupeLedger
+from muniment.actors.ledger_loop import LedgerLoop
+from muniment.actors.ledger_ops import pack_results, unpack_ops
+from muniment.actors.store.engine import open_engine
+from muniment.actors.wire import pack
+from muniment.policies.errors import MunimentError
+
+#: A poll is answered after this long at the latest, with nothing if there is nothing.
+POLL_SECONDS = 20.0
+_GROUPS = {"operations": 1_000, "polls": 10_000, "health": 8}
+
+
+class LedgerActor:
+    """A ledger that answers calls of client processes. Every answer comes after the commit that it tells of."""
+
+    def __init__(self, url: str, role: str) -> None:
+        self._loop = LedgerLoop(lambda: self._open(url, role))
+
+    def _open(self, url: str, role: str) -> DedupeLedger:
+        return DedupeLedger(open_engine(url), role)
+
+    @ray.method(concurrency_group="operations")
+    async def operate(self, client: str, data: bytes) -> bytes:
+        """A batch of packed operations; answers their packed results, or the one error of all."""
+        try:
+            results = await _handed_over(lambda done: self._loop.submit(client, unpack_ops(data), done))
+        except MunimentError as error:
+            results = error
+        return pack_results(results, self._loop.epoch)
+
+    @ray.method(concurrency_group="polls")
+    async def poll(self, client: str) -> bytes:
+        """Waits until keys that ``client`` waits for stop being held: ``[epoch, keys]``, perhaps none; or an error."""
+        timer = asyncio.get_running_loop().call_later(POLL_SECONDS, self._loop.unpark, client)
+        try:
+            keys = await _handed_over(lambda answer: self._loop.park(client, answer))
+        except MunimentError as error:
+            return pack([self._loop.epoch, error.to_wire()])
+        finally:
+            timer.cancel()
+        return pack([self._loop.epoch, keys])
+
+    @ray.method(concurrency_group="health")
+    async def health(self) -> dict[str, Any]:
+        """``epoch``, ``failure`` (None while serving), ``groups`` and ``operations`` committed by this instance."""
+        failure = self._loop.failure
+        return {
+            "epoch": self._loop.epoch,
+            "failure": failure.to_wire() if failure else None,
+            "groups": self._loop.groups,
+            "operations": self._loop.operations,
+        }
+
+
+async def _handed_over(start: Callable[[Callable[[Any], None]], None]) -> Any:
+    """What the ledger's thread calls back with."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def finish(value: Any) -> None:
+        if not future.done():
+            future.set_result(value)
+
+    start(lambda value: loop.call_soon_threadsafe(finish, value))
+    return await future
+
+
+def create_ledger(
+    url: str,
+    number: int,
+    *,
+    namespace: str,
+    name: str,
+    num_cpus: float = 0,
+    scheduling_strategy: Any = None,
+    actor_class: type = LedgerActor,
+) -> Any:
+    """The handle of the named ledger, made where there is none. It restarts for ever; no call is sent twice by Ray.
+
+    ``url``: the effects' store. The caller waits for ``health`` where it needs the ledger to be serving.
+    """
+    remote: Any = ray.remote(actor_class)
+    return remote.options(
+        name=name,
+        namespace=namespace,
+        get_if_exists=True,
+        lifetime="detached",
+        num_cpus=num_cpus,
+        max_restarts=-1,
+        max_task_retries=0,
+        concurrency_groups=_GROUPS,
+        scheduling_strategy=scheduling_strategy,
+    ).remote(url, f"ledger-{number}")
