@@ -7,6 +7,9 @@ a document out, and the search engines show a change only after a commit and kno
 Each term has one array of 64-bit entries, position in the upper bits and count in the lower 16. When members leave, the
 entries of those that left are taken out and those of members that moved into the holes are renumbered, all in place; so
 nothing stale is ever left, and document frequencies are the lengths of these arrays.
+
+Statistics of another tier of the same corpus are read without its lock: they may be a write behind, which moves
+scores by a hair.
 """
 
 from __future__ import annotations
@@ -39,15 +42,38 @@ class _Postings:
         self.entries = array("q")
 
 
+class Corpus:
+    """What the members of several indexes have in common: how many they are, how long, how many hold a term.
+
+    Indexes that share one give scores on one scale, so that the candidates of two tiers can be ranked together.
+    """
+
+    def __init__(self) -> None:
+        self._indexes: list[LexicalIndex] = []
+
+    def join(self, index: LexicalIndex) -> None:
+        """Counts the members of ``index`` from now on."""
+        self._indexes.append(index)
+
+    def size(self) -> tuple[int, int]:
+        """How many members have terms, and how many terms they have together."""
+        return sum(index._count for index in self._indexes), sum(index._total_length for index in self._indexes)
+
+    def frequency(self, term: str) -> int:
+        """How many members the term stands in."""
+        found = (index._postings.get(term) for index in self._indexes)
+        return sum(len(postings.entries) for postings in found if postings is not None)
+
+
 class LexicalIndex:
     """The terms of the members of a tier; ``positions`` says who is one and is shared with the tier's other indexes.
 
     ``k1`` ≥ 0: the larger, the later repetition of a term stops to count. ``b`` in [0, 1]: how much long texts are held
     back. Safe for concurrent use; one lock, ``positions.lock``, for the tier. A member that leaves the positions leaves
-    this index by itself.
+    this index by itself. ``corpus`` gives the statistics; without one they are this index's own.
     """
 
-    def __init__(self, positions: Positions, k1: float = 1.2, b: float = 0.75) -> None:
+    def __init__(self, positions: Positions, k1: float = 1.2, b: float = 0.75, corpus: Corpus | None = None) -> None:
         if not (0 <= k1 < math.inf and 0 <= b <= 1):
             raise ValueError("k1 must be finite and at least 0, b in [0, 1]")
         self._positions = positions
@@ -59,6 +85,8 @@ class LexicalIndex:
         self._lengths = Column(positions, np.int32, 0)
         self._count = 0
         self._total_length = 0
+        self._corpus = corpus or Corpus()
+        self._corpus.join(self)
         positions.follow(self._shrink)
 
     def __len__(self) -> int:
@@ -107,22 +135,24 @@ class LexicalIndex:
     def _totals(self, asked: list[tuple[_Postings, int]]) -> NDArray[np.float64]:
         """(n,) the BM25 score of every member, summed in the order of ``asked``, so that equal texts score equally."""
         sizes = [len(postings.entries) for postings, _ in asked]
-        weights = [times * (self._k1 + 1) * self._idf(size) for (_, times), size in zip(asked, sizes, strict=True)]
+        members, length = self._corpus.size()
+        weights = [times * (self._k1 + 1) * self._idf(postings.term, members) for postings, times in asked]
         # The views are dropped at once: an array does not grow while one is held.
         entries = np.concatenate([np.frombuffer(postings.entries, np.int64) for postings, _ in asked])
         at = entries >> _COUNT_BITS
         entries &= _COUNT_MASK
         counts = entries.astype(np.float32)
         scores = self._lengths.values.take(at).astype(np.float32)
-        scores *= self._k1 * self._b * self._count / self._total_length
+        scores *= self._k1 * self._b * members / length
         scores += self._k1 * (1 - self._b)
         scores += counts
         np.divide(counts, scores, out=scores)
         scores *= np.repeat(np.array(weights, np.float32), sizes)
         return np.asarray(np.bincount(at, scores, len(self._positions)), np.float64)
 
-    def _idf(self, frequency: int) -> float:
-        return math.log1p((self._count - frequency + 0.5) / (frequency + 0.5))
+    def _idf(self, term: str, members: int) -> float:
+        frequency = self._corpus.frequency(term)
+        return math.log1p((max(members, frequency) - frequency + 0.5) / (frequency + 0.5))
 
     def _best(self, totals: NDArray[np.float64], k: int) -> list[tuple[str, float]]:
         """The highest ``k`` of those above zero, equals by id."""

@@ -69,11 +69,15 @@ def recall(
     """
     profile = plan.profile
     found = _search(tenant.spaces[Tier.L1], Tier.L1, plan, profile.l1_k, admit)
-    ranked = _ranked(list(found.values()), plan, plan.top_k)
+    if profile.coverage_depth is None:
+        answered = [c.resident for c in _ranked(list(found.values()), plan, plan.top_k)]
+    else:
+        nearest = sorted(found.values(), key=lambda f: (-f.similarity, f.resident.fact.id))
+        answered = [f.resident for f in nearest[: profile.coverage_depth]]
     decision = decide(
         GateInputs(
             top_similarity=max((f.similarity for f in found.values()), default=None),
-            candidates=[GateCandidate(tuple(c.resident.entities), c.resident.folded) for c in ranked],
+            candidates=[GateCandidate(tuple(resident.entities), resident.folded) for resident in answered],
             query_entities=plan.entities,
             top_k=plan.top_k,
             threshold=plan.threshold,

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muniment.actors.lexical_index import LexicalIndex
+from muniment.actors.lexical_index import Corpus, LexicalIndex
+from muniment.actors.slot_book import SlotNote
 from muniment.actors.store.decision_log import microseconds
 from muniment.actors.store.memory_store import Stored
 from muniment.actors.tier_index import Kind, TierIndex
@@ -27,6 +28,9 @@ from muniment.policies.terms import terms
 
 _EVER: Final = np.iinfo(np.int64).max
 _SHARED: Final = 0
+# Facts are a sentence or a log line: a term's repetition and the text's length say less there than in documents.
+_BM25_K1: Final = 0.6
+_BM25_B: Final = 0.4
 
 
 @dataclass(slots=True)
@@ -97,10 +101,10 @@ def labels_of(fact: Fact) -> set[tuple[str, str]]:
 class TierSpace:
     """One tier as searches see it: vectors, words, and the columns that masks are made of, on shared positions."""
 
-    def __init__(self, dimension: int, kind: Kind) -> None:
+    def __init__(self, dimension: int, kind: Kind, corpus: Corpus) -> None:
         self.index = TierIndex(dimension, kind)
         self.positions = self.index.positions
-        self.lexical = LexicalIndex(self.positions)
+        self.lexical = LexicalIndex(self.positions, _BM25_K1, _BM25_B, corpus)
         self._user = self.positions.column(np.int32, _SHARED)
         self._from = self.positions.column(np.int64, 0)
         self._until = self.positions.column(np.int64, _EVER)
@@ -177,6 +181,8 @@ class Changes:
     enter: dict[Tier, dict[str, Resident]] = field(default_factory=lambda: {Tier.L1: {}, Tier.L2: {}})
     leave: dict[Tier, set[str]] = field(default_factory=lambda: {Tier.L1: set(), Tier.L2: set()})
 
+    notes: dict[str, SlotNote | None] = field(default_factory=dict)
+
     def entered(self, tier: Tier, resident: Resident) -> None:
         """The fact is in this tier now."""
         self.enter[tier][resident.fact.id] = resident
@@ -203,7 +209,9 @@ class Tenant:
         self, dimension: int, kind: Kind, capacities: Mapping[Tier, int], retention: RetentionSettings
     ) -> None:
         self.residents: dict[str, Resident] = {}
-        self.spaces = {tier: TierSpace(dimension, kind) for tier in Tier}
+        corpus = Corpus()
+        self.spaces = {tier: TierSpace(dimension, kind, corpus) for tier in Tier}
+        self.notes: dict[str, SlotNote] = {}
         self.overflow = 0
         self._unsaved_usage: set[str] = set()
         self._usage_lock = threading.Lock()
@@ -243,12 +251,28 @@ class Tenant:
                 changes.left(resident.tier, id)
         return gone
 
+    def plan_replace(self, fact: Fact, changes: Changes) -> None:
+        """Another version of a fact that is in a tier: what may change of it, changed."""
+        old = self.residents[fact.id]
+        resident = replace(old, fact=fact)
+        self.residents[fact.id] = self._members[old.tier][fact.id] = resident
+        changes.entered(old.tier, resident)
+
     def apply(self, changes: Changes) -> None:
-        """Makes committed changes visible to searches; a fact that changes tiers is meanwhile in both, never in none."""
+        """Makes committed changes visible to searches; a fact that changes tiers is never in none."""
         for tier in (Tier.L2, Tier.L1):
             self.spaces[tier].add(list(changes.enter[tier].values()))
         for tier in Tier:
             self.spaces[tier].remove(id for id in changes.leave[tier] if id not in changes.enter[tier])
+        self.take_notes(changes.notes)
+
+    def take_notes(self, notes: Mapping[str, SlotNote | None]) -> None:
+        """Takes what searches must know of slots, by key; None where there is nothing to know any more."""
+        for key, note in notes.items():
+            if note is None:
+                self.notes.pop(key, None)
+            else:
+                self.notes[key] = note
 
     def used(self, ids: Iterable[str], now: datetime) -> None:
         """Counts facts that were returned by a recall."""

@@ -73,7 +73,7 @@ class RecallProfile(BaseModel):
     threshold: float | None = Field(default=None, ge=-1, le=1)
     """Lowest sufficient cosine similarity; None takes the embedding model's calibrated one."""
     coverage_depth: int | None = Field(default=None, ge=1)
-    """How many of the best candidates may cover the query's entities; None means the ``top_k`` asked for."""
+    """How many of L1's nearest candidates may cover the query's entities; None means those that would be answered."""
     merge_tiers: bool = True
     """Whether L2's candidates join L1's; otherwise they replace them, as in the published program."""
     entity_pattern: str | None = None
@@ -126,8 +126,9 @@ class GateCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateInputs:
-    """``candidates``: L1's, in the order in which they would be answered, visible ones only. ``top_similarity``: the
-    highest cosine similarity in L1, None where L1 has nothing. ``query_entities``: normalised."""
+    """``candidates``: L1's visible ones, best first as they would be answered; nearest first where the profile has a
+    ``coverage_depth``. ``top_similarity``: the highest cosine similarity in L1, None where L1 has nothing.
+    ``query_entities``: normalised."""
 
     top_similarity: float | None
     candidates: Sequence[GateCandidate]
