@@ -24,6 +24,7 @@ from muniment.cluster.schemas.memory import (
     FactIn,
     FactsQuery,
     MemoriesQuery,
+    PrecedenceRequest,
     Profile,
     RecallFilters,
     RecallRequest,
@@ -31,6 +32,7 @@ from muniment.cluster.schemas.memory import (
     Rescope,
     ResolutionRequest,
     Ruling,
+    SimulateRequest,
     SourceIn,
 )
 
@@ -53,6 +55,7 @@ __all__ = [
     "KeysQuery",
     "MemoriesQuery",
     "Page",
+    "PrecedenceRequest",
     "Profile",
     "ProposeRequest",
     "RecallFilters",
@@ -63,6 +66,7 @@ __all__ = [
     "ReservationRequest",
     "ResolutionRequest",
     "Ruling",
+    "SimulateRequest",
     "SourceIn",
     "TrailQuery",
     "WindowSpan",

@@ -363,6 +363,8 @@ def _errors(error: ValidationError, data: Any) -> list[dict[str, str]]:
 def _message(kind: str, text: str, context: Mapping[str, Any]) -> str:
     if "message" in context:
         return str(context["message"])
+    if kind == "value_error":
+        return text.removeprefix("Value error, ")
     if kind in ("too_short", "string_too_short"):
         return "must not be empty" if context["min_length"] == 1 else f"must have at least {context['min_length']}"
     if kind in ("too_long", "string_too_long"):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from muniment.cluster.schemas.base import (
     Arguments,
@@ -18,27 +17,26 @@ from muniment.cluster.schemas.base import (
     Request,
     problem,
 )
+from muniment.policies.effect_gate import ToolClassification
+from muniment.policies.effect_gate import Window as DomainWindow
+from muniment.policies.errors import InvalidInput
+from muniment.policies.fingerprint import MAX_KEY_PATHS, parse_key_path, parse_key_paths
 
-MAX_KEY_PATHS = 32
 MAX_WINDOW_SECONDS = 100 * 366 * 86400
 MAX_LEASE_SECONDS = 7 * 86400
 MAX_WAIT_MS = 30_000
 MAX_IMPORTED_KEYS = 1000
 
 
-def _pointer(path: Any) -> Any:
+def _pointer(text: str) -> str:
     """A declared path as JSON Pointer; ``owner.name`` is shorthand for ``/owner/name``."""
-    if not isinstance(path, str) or not path:
-        return path
-    pointer = path if path.startswith("/") else "/" + path.replace("~", "~0").replace(".", "/")
-    if re.search(r"~(?![01])", pointer):
-        raise problem("is not a JSON Pointer: ~ must be followed by 0 or 1")
-    if not pointer.startswith("/") or "//" in pointer or pointer.endswith("/"):
-        raise problem("names an empty member")
-    return pointer
+    try:
+        return parse_key_path(text).pointer
+    except InvalidInput as error:
+        raise problem(error.fields["errors"][0]["message"]) from None
 
 
-KeyPath = Annotated[Name, BeforeValidator(_pointer)]
+KeyPath = Annotated[Name, AfterValidator(_pointer)]
 
 
 class WindowSpan(Request):
@@ -52,6 +50,10 @@ class WindowSpan(Request):
         if (self.seconds is None) == (self.permanent is None):
             raise problem("needs either seconds or permanent: true")
         return self
+
+    def to_domain(self) -> DomainWindow:
+        """The window as the policies know it."""
+        return DomainWindow(seconds=self.seconds, permanent=self.permanent is True)
 
 
 def _branch(value: Any) -> str:
@@ -81,6 +83,21 @@ class ClassificationRequest(Request):
         if len(set(self.key_paths)) != len(self.key_paths):
             raise problem("names a path twice", "key_paths")
         return self
+
+    def to_domain(self, company: str, tool: str, version: int) -> ToolClassification:
+        """The classification as the policies know it."""
+        span = DomainWindow() if isinstance(self.window, str) else self.window.to_domain()
+        return ToolClassification(
+            company=company,
+            tool=tool,
+            key_paths=parse_key_paths(self.key_paths) if self.key_paths else (),
+            window=span,
+            version=version,
+            lease_seconds=self.lease_seconds,
+            max_duplicates_per_run=self.max_duplicates_per_run,
+            blocked=self.blocked,
+            block_when_tainted=self.block_when_tainted,
+        )
 
 
 class ProposeRequest(Request):

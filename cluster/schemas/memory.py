@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, RootModel, model_validator
 
 from muniment.cluster.schemas.base import (
     DEFAULT_LIMITS,
@@ -26,9 +26,14 @@ from muniment.cluster.schemas.base import (
     Text,
     Value,
     Write,
+    json_object,
     problem,
 )
 from muniment.policies.model import ConflictKind, Fact, Scope, Source, SourceKind, Status
+from muniment.policies.precedence_policy import PrecedencePolicy
+
+MAX_POLICY_BYTES = 512 * 1024
+MAX_POLICY_DEPTH = 8
 
 
 class SourceIn(Request):
@@ -236,6 +241,27 @@ class AuditRequest(Page):
     """A search for contradictions that already lie in the store."""
 
     subject: Name | None = None
+
+
+def _policy(value: Any) -> Any:
+    return value if isinstance(value, PrecedencePolicy) else json_object(value, MAX_POLICY_DEPTH, MAX_POLICY_BYTES)
+
+
+#: A written precedence, refused before it is looked at where it is too large.
+Policy = Annotated[PrecedencePolicy, BeforeValidator(_policy)]
+
+
+class PrecedenceRequest(RootModel[Policy]):
+    """The whole precedence policy of a company; it replaces the one before."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class SimulateRequest(Request):
+    """What this policy would have decided differently, from ``since`` on."""
+
+    policy: Policy
+    since: Moment | None = None
 
 
 class DecisionsQuery(Page):
