@@ -7,7 +7,7 @@ loudly: without a reranker the answer says so and keeps the retrieval order.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,14 +29,29 @@ class Router:
 
     VERBS = frozenset({"recall", "remember"})
 
-    def __init__(self, workers: Workers, shard_of: Callable[[str], Shard]) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        shard_of: Callable[[str], Shard],
+        profiles: Mapping[str, RecallProfile] = PROFILES,
+    ) -> None:
         self._workers = workers
         self._shard_of = shard_of
+        self._profiles = profiles
+        self._model_name: str | None = None
 
     async def remember(self, company: str, facts: Sequence[Record], **arguments: Any) -> Record:
         """Embeds the facts' texts and has the company's shard decide and store them (``MemoryShard.remember``)."""
         vectors = await self._workers.embed([fact["text"] for fact in facts], Priority.INGEST)
-        return await self._shard_of(company).remember(company=company, facts=facts, vectors=vectors, **arguments)
+        return await self._shard_of(company).remember(
+            company=company, facts=facts, vectors=vectors, model=await self._model(), **arguments
+        )
+
+    async def _model(self) -> str:
+        """The name of the embedding model, asked for once."""
+        if self._model_name is None:
+            self._model_name = (await self._workers.describe())["embedder"]
+        return self._model_name
 
     async def recall(
         self,
@@ -54,7 +69,7 @@ class Router:
         ``moments``: ``as_of`` and ``known_at``, where a time other than now is asked about.
         """
         started = time.perf_counter()
-        settings = PROFILES[profile]
+        settings = self._profiles[profile]
         query = nfc(query)
         vector = await self._workers.embed([query], Priority.QUERY)
         embedded = time.perf_counter()
@@ -96,20 +111,24 @@ class Router:
         retrieval = Scores(np.array([c["score"] for c in candidates], np.float64), terms)
         if not profile.rerank or not candidates:
             return retrieval, None
-        read = np.arange(min(len(candidates), profile.rerank_depth))
+        depth = min(len(candidates), profile.rerank_depth)
         try:
-            logits = await self._workers.rerank(query, [candidates[i]["fact"]["text"] for i in read])
+            logits = await self._workers.rerank(query, [c["fact"]["text"] for c in candidates[:depth]])
         except ModelUnavailable:
             return retrieval, NO_RERANKER
         except Overloaded:
             return retrieval, "reranker_overloaded"
         except Unavailable:
             return retrieval, "reranker_unavailable"
-        return final_scores(retrieval, np.array(logits, np.float64), read, profile), None
+        return final_scores(retrieval, np.array(logits, np.float64), np.arange(depth), profile), None
 
 
 def _result(candidate: Record, score: float, terms: dict[str, float]) -> Record:
-    kept = {name: candidate[name] for name in ("fact", "tier", "dispute") if candidate.get(name) is not None}
+    kept = {
+        name: candidate[name]
+        for name in ("fact", "owner", "evidence", "tier", "dispute")
+        if candidate.get(name) is not None
+    }
     return {**kept, "score": score, "terms": terms}
 
 

@@ -13,7 +13,8 @@ from muniment.actors.store import memory_tables as t
 from muniment.actors.store.decision_log import microseconds
 from muniment.actors.wire import fact_from_dict, fact_to_dict, pack, unpack
 from muniment.policies.errors import ConfigurationError, IdempotencyMismatch
-from muniment.policies.model import Fact, Status, Tier
+from muniment.policies.model import Fact, Slot, Status, Tier
+from muniment.policies.slot_history import Change, SlotEvent
 
 #: Ids in one ``IN`` list: well under SQLite's bound on variables.
 _IN_LIST = 500
@@ -22,9 +23,14 @@ REMEMBERED = timedelta(hours=24)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def moment(us: int | None) -> datetime | None:
+def known(us: int) -> datetime:
     """The time that ``microseconds`` counted."""
-    return None if us is None else EPOCH + timedelta(microseconds=us)
+    return EPOCH + timedelta(microseconds=us)
+
+
+def moment(us: int | None) -> datetime | None:
+    """The time that ``microseconds`` counted, None for none."""
+    return None if us is None else known(us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +159,16 @@ def get_vectors(connection: sa.Connection, company: str, ids: Sequence[str]) -> 
     return found
 
 
-def slot_facts(connection: sa.Connection, company: str, slots: Sequence[str]) -> dict[str, list[Fact]]:
-    """All facts that were ever told of each slot (by key), in the order of recording."""
+def slot_facts(
+    connection: sa.Connection, company: str, slots: Sequence[str], statuses: Sequence[Status] | None = None
+) -> dict[str, list[Fact]]:
+    """The facts of each slot (by key), of these statuses or all that were ever told, in the order of recording."""
     found: dict[str, list[Fact]] = {slot: [] for slot in slots}
     for part in _lists(list(found)):
-        query = (
-            sa.select(t.facts)
-            .where(t.facts.c.company == company, t.facts.c.slot.in_(part))
-            .order_by(t.facts.c.recorded_at, t.facts.c.id)
-        )
+        where = [t.facts.c.company == company, t.facts.c.slot.in_(part)]
+        if statuses is not None:
+            where.append(t.facts.c.status.in_([status.value for status in statuses]))
+        query = sa.select(t.facts).where(*where).order_by(t.facts.c.recorded_at, t.facts.c.id)
         for row in connection.execute(query):
             found[row.slot].append(_fact(row))
     return found
@@ -189,14 +196,45 @@ def indexed_facts(connection: sa.Connection, company: str) -> Iterator[Stored]:
         yield Stored(_fact(row), Tier(row.tier), row.usage, bytes(row.vector))
 
 
-def corroborations(connection: sa.Connection, company: str, ids: Sequence[str]) -> dict[str, list[Fact]]:
-    """The facts that corroborate each of these, in the order of recording."""
-    found: dict[str, list[Fact]] = {}
+def crowded_slots(connection: sa.Connection, company: str) -> list[Slot]:
+    """The slots in which more than one fact is current: corroborated, of several periods, or undecided."""
+    f = t.facts.c
+    crowded = (
+        sa.select(f.slot, sa.func.min(f.id))
+        .where(f.company == company, f.slot.is_not(None), f.status == Status.CURRENT.value)
+        .group_by(f.slot)
+        .having(sa.func.count() > 1)
+    )
+    ids = [row[1] for row in connection.execute(crowded)]
+    return [fact.slot for fact in get_facts(connection, company, ids).values() if fact.slot is not None]
+
+
+def ids_of_user(connection: sa.Connection, company: str, user: str) -> dict[str, str | None]:
+    """The ids of a user's personal facts, each with the key of its slot."""
+    f = t.facts.c
+    query = sa.select(f.id, f.slot).where(f.company == company, f.user == user)
+    return {row.id: row.slot for row in connection.execute(query)}
+
+
+def add_events(connection: sa.Connection, company: str, at: datetime, events: Iterable[tuple[str, Change]]) -> None:
+    """Records what happened to facts at ``at``; the same event twice is one."""
+    rows = [
+        {"fact_id": id, "at": microseconds(at), "change": change.value, "company": company}
+        for id, change in dict.fromkeys(events)
+    ]
+    if rows:
+        connection.execute(t.fact_events.insert(), rows)
+
+
+def get_events(connection: sa.Connection, company: str, ids: Sequence[str]) -> dict[str, tuple[SlotEvent, ...]]:
+    """What happened to each of these facts, in the order of time."""
+    found: dict[str, list[SlotEvent]] = {}
+    e = t.fact_events.c
     for part in _lists(ids):
-        where = (t.facts.c.company == company, t.facts.c.corroborates.in_(part))
-        for row in connection.execute(sa.select(t.facts).where(*where).order_by(t.facts.c.id)):
-            found.setdefault(row.corroborates, []).append(_fact(row))
-    return found
+        query = sa.select(t.fact_events).where(e.company == company, e.fact_id.in_(part)).order_by(e.at)
+        for row in connection.execute(query):
+            found.setdefault(row.fact_id, []).append(SlotEvent(known(row.at), Change(row.change)))
+    return {id: tuple(events) for id, events in found.items()}
 
 
 def children(connection: sa.Connection, company: str, parent: str) -> list[str]:
@@ -229,8 +267,17 @@ def remember_answer(
     for row in connection.execute(old).all():
         connection.execute(t.requests.delete().where(r.company == row.company, r.key == row.key))
     connection.execute(t.requests.delete().where(r.company == company, r.key == key))
-    row = {"company": company, "key": key, "body_hash": body_hash, "at": microseconds(now), "answer": pack(answer)}
-    connection.execute(t.requests.insert().values(row))
+    connection.execute(
+        t.requests.insert().values(
+            company=company, key=key, body_hash=body_hash, at=microseconds(now), answer=pack(answer)
+        )
+    )
+
+
+def model_dimension(connection: sa.Connection) -> int | None:
+    """The dimension of the stored vectors, None where there are none yet."""
+    dimension: int | None = connection.execute(sa.select(t.embedding_model.c.dimension)).scalar()
+    return dimension
 
 
 def claim_model(connection: sa.Connection, name: str, dimension: int) -> None:
@@ -247,9 +294,12 @@ def claim_model(connection: sa.Connection, name: str, dimension: int) -> None:
         )
 
 
+_COMPANY_TABLES = tuple(table for table in t.TABLES if "company" in table.c)
+
+
 def erase_company(connection: sa.Connection, company: str) -> dict[str, int]:
     """Deletes all rows of a company, its decisions included; the number of each."""
     counts = {}
-    for table in (t.facts, t.vectors, t.derivations, t.conflicts, t.requests, t.decisions, t.decision_heads):
+    for table in _COMPANY_TABLES:
         counts[table.name] = connection.execute(table.delete().where(table.c.company == company)).rowcount
     return counts

@@ -26,7 +26,7 @@ facts = sa.Table(
     sa.Column("superseded_by", sa.String(64)),
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Index("facts_company", "company", "id"),
-    sa.Index("facts_slot", "company", "slot", sqlite_where=sa.text("slot IS NOT NULL")),
+    sa.Index("facts_slot", "company", "slot", "status", sqlite_where=sa.text("slot IS NOT NULL")),
     sa.Index("facts_tier", "company", "tier", sqlite_where=sa.text("tier IS NOT NULL")),
     sa.Index("facts_user", "company", "user", sqlite_where=sa.text("user IS NOT NULL")),
     sa.Index("facts_review", "review_at", sqlite_where=sa.text("review_at IS NOT NULL")),
@@ -52,6 +52,7 @@ derivations = sa.Table(
     sa.Index("derivations_company", "company"),
 )
 
+#: Conflicts, reviews and notices, open and ended. ``due_at`` sorts an owner's list; ``body`` holds what is only read.
 conflicts = sa.Table(
     "conflicts",
     metadata,
@@ -62,14 +63,40 @@ conflicts = sa.Table(
     sa.Column("slot", sa.Text),
     sa.Column("subject", sa.Text),
     sa.Column("field", sa.Text),
+    sa.Column("user", sa.Text),
     sa.Column("owner", sa.Text, nullable=False),
-    sa.Column("incumbent_id", sa.String(64)),
+    sa.Column("subject_id", sa.String(64)),
     sa.Column("challenger_id", sa.String(64)),
     sa.Column("opened_at", sa.BigInteger, nullable=False),
     sa.Column("due_at", sa.BigInteger),
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Index("conflicts_company", "company", "status", "id"),
-    sa.Index("conflicts_slot", "company", "slot"),
+    sa.Index("conflicts_slot", "company", "slot", "status"),
+    sa.Index("conflicts_subject", "company", "subject_id"),
+    sa.Index("conflicts_challenger", "company", "challenger_id"),
+)
+
+#: What an owner ruled on a slot: the winning value's key, and the losing (value, source) pairs, packed.
+rulings = sa.Table(
+    "rulings",
+    metadata,
+    sa.Column("conflict_id", sa.String(64), primary_key=True),
+    sa.Column("company", sa.String(128), nullable=False),
+    sa.Column("slot", sa.Text, nullable=False),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Index("rulings_slot", "company", "slot"),
+)
+
+#: What happened to a fact that decides whether it counts at a knowledge time (``slot_history.Change``).
+fact_events = sa.Table(
+    "fact_events",
+    metadata,
+    sa.Column("fact_id", sa.String(64), primary_key=True),
+    sa.Column("at", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("change", sa.String(16), primary_key=True),
+    sa.Column("company", sa.String(128), nullable=False),
+    sa.Index("fact_events_company", "company"),
 )
 
 #: Answers of writes that carried an idempotency key, kept for 24 hours.
@@ -95,4 +122,15 @@ embedding_model = sa.Table(
 decisions = decision_table("memory_decisions")
 decision_heads = head_table("memory_decisions")
 
-TABLES = [facts, vectors, derivations, conflicts, requests, embedding_model, decisions, decision_heads]
+TABLES = [
+    facts,
+    vectors,
+    derivations,
+    conflicts,
+    rulings,
+    fact_events,
+    requests,
+    embedding_model,
+    decisions,
+    decision_heads,
+]

@@ -1,0 +1,246 @@
+"""A memory shard: the facts, tiers and slots of its companies. One thread decides and writes; searches run beside it.
+
+A write is decided inside its transaction and becomes visible to searches after the commit. Companies load when they
+are first asked for. Where a commit fails, what memory says may no longer be true, so it is dropped and read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import sqlalchemy as sa
+
+from muniment.actors.clock import Clock, system_clock
+from muniment.actors.ports import Record
+from muniment.actors.recall import Candidate, RecallPlan, recall
+from muniment.actors.slot_writer import Policies, SlotWriter, Written
+from muniment.actors.store import memory_store as store
+from muniment.actors.store.engine import Fence
+from muniment.actors.store.group_commit import GroupCommitter
+from muniment.actors.tenant import Tenant, Visibility, resident_of
+from muniment.actors.tier_index import Kind
+from muniment.policies.model import Tier
+from muniment.policies.retention import RetentionSettings
+from muniment.policies.routing import RecallProfile
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSettings:
+    """How a shard keeps its companies' tiers."""
+
+    l1_capacity: int = 500
+    l2_capacity: int = 5000
+    index: Kind = "auto"
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
+
+
+class MemoryShard:
+    """The body of a memory shard actor. Its methods run on one event loop and never block it for long."""
+
+    VERBS = frozenset({"remember", "recall", "retire", "erase_user", "erase_company", "warm", "stats"})
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        role: str,
+        policies: Policies,
+        settings: ShardSettings | None = None,
+        clock: Clock = system_clock,
+    ) -> None:
+        self._engine = engine
+        self._settings = settings or ShardSettings()
+        self._clock = clock
+        self._tenants: dict[str, Tenant] = {}
+        self._loads: dict[str, asyncio.Task[Tenant]] = {}
+        self._written_while_loading: dict[str, bool] = {}
+        self._writer = SlotWriter(policies, clock)
+        self._committer = GroupCommitter(engine, Fence(engine, role), self._forget_all)
+
+    async def remember(self, company: str, facts: Sequence[Record], vectors: bytes, **arguments: Any) -> Record:
+        """Decides and stores facts in one transaction: ``{"results": […]}`` in their order (``SlotWriter.remember``).
+
+        ``facts``: as ``wire.fact_to_dict`` makes them, without id and time of recording, which are given here.
+        ``vectors``: (n, d) float32 in C order. Both tiers' capacities hold afterwards, essential facts aside.
+        """
+        dimension = len(vectors) // 4 // len(facts)
+        await self._tenant(company, dimension)
+        decide = partial(self._writer.remember, company=company, facts=facts, vectors=vectors, **arguments)
+        return await self._write(company, dimension, decide)
+
+    async def retire(self, company: str, **arguments: Any) -> Record:
+        """Deletes, corrects or expires a fact (``SlotWriter.retire``)."""
+        return await self._write(company, None, partial(self._writer.retire, company=company, **arguments))
+
+    async def erase_user(self, company: str, user: str, actor: Record) -> Record:
+        """Deletes a user's personal facts for good, with counts."""
+        return await self._write(
+            company, None, partial(self._writer.erase_user, company=company, user=user, actor=actor)
+        )
+
+    async def erase_company(self, company: str) -> Record:
+        """Deletes all that the store has of a company, its decisions included: ``{"erased": {table: rows}}``."""
+
+        def body(connection: sa.Connection) -> Record:
+            return {"erased": store.erase_company(connection, company)}
+
+        def after(_: Record) -> None:
+            self._drop(company)
+            self._writer.log.forget_heads()
+
+        return await asyncio.wrap_future(self._committer.submit(body, after))
+
+    async def recall(self, company: str, plan: Record) -> Record:
+        """Applies a router's plan: ``candidates`` (best first), the gate's decision and the tiers searched."""
+        vector = np.frombuffer(plan["vector"], np.float32)
+        tenant = await self._tenant(company, len(vector))
+        now = self._clock()
+        request = RecallPlan(
+            vector=vector,
+            terms=plan["terms"],
+            entities=tuple(plan["entities"]),
+            top_k=plan["top_k"],
+            threshold=plan["threshold"],
+            profile=RecallProfile.model_validate(plan["profile"]),
+            visibility=Visibility(now=now, user=plan["user"], **plan["filters"]),
+        )
+        found, gate, tiers = recall(tenant, request, self._writer.admission(company, tenant, now))
+        undecided = self._writer.undecided(company, tenant, (c.resident.fact for c in found), now)
+        if undecided:
+            await self._write(company, None, partial(self._writer.flag, company=company, slots=undecided))
+        tenant.used([c.resident.fact.id for c in found[: request.top_k]], now)
+        return {
+            "candidates": [self._candidate(company, tenant, c) for c in found],
+            "gate": gate.to_dict(),
+            "tiers": [tier.value for tier in tiers],
+        }
+
+    async def warm(self, company: str, dimension: int) -> Record:
+        """Loads a company before it is asked for: its tiers' sizes."""
+        return (await self._tenant(company, dimension)).sizes()
+
+    async def stats(self) -> Record:
+        """Counts of this shard, without any company's name."""
+        tenants = list(self._tenants.values())
+        sizes = [tenant.sizes() for tenant in tenants]
+        return {
+            "tenants_loaded": len(tenants),
+            "facts": {tier.value: sum(size[tier.value] for size in sizes) for tier in Tier},
+            "essential_overflow": sum(tenant.overflow for tenant in tenants),
+            "commits": self._committer.groups,
+            "writes": self._committer.writes,
+        }
+
+    def close(self) -> None:
+        """Commits what is queued, saves usage counts and ends the threads."""
+        for company in list(self._tenants):
+            self._committer.submit(lambda connection, c=company: self._save_usage(connection, c))  # type: ignore[misc]
+        self._committer.close()
+        self._forget_all()
+
+    # --- writing
+
+    async def _write(
+        self, company: str, dimension: int | None, decide: Callable[[sa.Connection, Tenant], Written]
+    ) -> Record:
+        """Runs ``decide`` on the writing thread, inside the transaction, with the company loaded."""
+
+        def body(connection: sa.Connection) -> tuple[Written, Tenant]:
+            if company in self._written_while_loading:
+                self._written_while_loading[company] = True
+            tenant = self._tenants.get(company)
+            if tenant is None:
+                tenant = self._load(connection, company, dimension)
+                self._tenants[company] = tenant
+            try:
+                written = decide(connection, tenant)
+                store.set_usage(connection, tenant.take_unsaved_usage())
+            except BaseException:
+                # The plan may be half changed, and the savepoint takes back what it wrote.
+                self._drop(company)
+                self._writer.log.forget_heads()
+                raise
+            return written, tenant
+
+        def after(outcome: tuple[Written, Tenant]) -> None:
+            written, tenant = outcome
+            tenant.apply(written.changes)
+
+        written, _ = await asyncio.wrap_future(self._committer.submit(body, after))
+        return written.answer
+
+    def _save_usage(self, connection: sa.Connection, company: str) -> None:
+        tenant = self._tenants.get(company)
+        if tenant is not None:
+            store.set_usage(connection, tenant.take_unsaved_usage())
+
+    # --- loading
+
+    async def _tenant(self, company: str, dimension: int) -> Tenant:
+        """The company, loaded. Many who ask at once wait for one load."""
+        tenant = self._tenants.get(company)
+        if tenant is not None:
+            return tenant
+        if company not in self._loads:
+            self._loads[company] = asyncio.create_task(self._load_beside(company, dimension))
+        load = self._loads[company]
+        try:
+            return await asyncio.shield(load)
+        finally:
+            if load.done():
+                self._loads.pop(company, None)
+
+    async def _load_beside(self, company: str, dimension: int) -> Tenant:
+        """Reads a company while others are written; if it was written meanwhile, it is read again between writes."""
+        self._written_while_loading[company] = False
+
+        def read() -> Tenant:
+            with self._engine.connect() as connection:
+                return self._load(connection, company, dimension)
+
+        def publish(connection: sa.Connection) -> Tenant:
+            stale = self._written_while_loading.pop(company, True)
+            if company not in self._tenants:
+                self._tenants[company] = self._load(connection, company, dimension) if stale else loaded
+            return self._tenants[company]
+
+        loaded = await asyncio.to_thread(read)
+        return await asyncio.wrap_future(self._committer.submit(publish))
+
+    def _load(self, connection: sa.Connection, company: str, dimension: int | None) -> Tenant:
+        stored = list(store.indexed_facts(connection, company))
+        known = len(stored[0].vector) // 4 if stored else store.model_dimension(connection) or dimension
+        settings = self._settings
+        tenant = Tenant(
+            known or 1,
+            settings.index,
+            {Tier.L1: settings.l1_capacity, Tier.L2: settings.l2_capacity},
+            settings.retention,
+        )
+        tenant.fill(resident_of(s, s.tier) for s in stored if s.tier is not None)
+        tenant.take_notes(self._writer.load_notes(connection, company))
+        return tenant
+
+    def _drop(self, company: str) -> None:
+        tenant = self._tenants.pop(company, None)
+        if tenant is not None:
+            tenant.close()
+
+    def _forget_all(self) -> None:
+        for company in list(self._tenants):
+            self._drop(company)
+        self._writer.log.forget_heads()
+
+    def _candidate(self, company: str, tenant: Tenant, candidate: Candidate) -> Record:
+        return {
+            **self._writer.handed_out(company, tenant, candidate.resident.fact),
+            "tier": candidate.tier.value,
+            "score": candidate.score,
+            "terms": candidate.terms,
+        }

@@ -1,0 +1,341 @@
+"""The writing side of a shard: takes facts in, retires them, and knows which of a slot's facts may be handed out.
+
+Everything here runs on the shard's writing thread, inside a transaction, unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Final, Protocol
+
+import sqlalchemy as sa
+
+from muniment.actors.clock import Clock
+from muniment.actors.ids import new_id
+from muniment.actors.ports import Record
+from muniment.actors.slot_book import SlotBook, SlotNote
+from muniment.actors.store import conflict_store
+from muniment.actors.store import memory_store as store
+from muniment.actors.store import memory_tables as t
+from muniment.actors.store.decision_log import DecisionLog
+from muniment.actors.store.memory_store import Stored
+from muniment.actors.tenant import Changes, Resident, Tenant, resident_of, vector_rows
+from muniment.actors.wire import fact_from_dict, fact_to_dict, source_to_dict
+from muniment.policies.authority import Actor
+from muniment.policies.errors import Forbidden, NotFound
+from muniment.policies.model import ConflictKind, Fact, Scope, Slot, Status, Tier
+from muniment.policies.precedence_policy import PrecedencePolicy, SlotRules, resolve
+from muniment.policies.slot_history import Change, Reading, read
+
+#: Sources of evidence that are handed out with a fact, the newest; all are kept.
+_EVIDENCE_SHOWN: Final = 20
+_RULES_CACHED: Final = 20_000
+#: Who acts where nobody asked: a reading, or the system itself.
+_NOBODY: Final[Record] = {"id": "muniment", "groups": [], "may_claim_record": False}
+
+
+class Policies(Protocol):
+    """Where a company's precedence policy comes from."""
+
+    def current(self, company: str) -> tuple[int, PrecedencePolicy]:
+        """The newest version and its number, 0 and the default policy where none was written."""
+        ...
+
+
+@dataclass(slots=True)
+class Written:
+    """A write's answer, and what it does to the indexes once it is committed."""
+
+    answer: Record
+    changes: Changes = field(default_factory=Changes)
+
+
+class SlotWriter:
+    """See the module."""
+
+    def __init__(self, policies: Policies, clock: Clock) -> None:
+        self._policies = policies
+        self._clock = clock
+        self._last = datetime.min.replace(tzinfo=clock().tzinfo)
+        self._rules: dict[tuple[str, int, Slot], SlotRules] = {}
+        self.log = DecisionLog(t.decisions, t.decision_heads)
+
+    # --- writing
+
+    def remember(
+        self,
+        connection: sa.Connection,
+        tenant: Tenant,
+        company: str,
+        facts: Sequence[Record],
+        vectors: bytes,
+        actor: Record,
+        model: str,
+        request: Record | None = None,
+    ) -> Written:
+        """Takes facts in: ``{"results": [{id, outcome, rule, decision_id?, conflict_id?, warnings?}…]}``, in order.
+
+        ``actor``: ``{id, groups, may_claim_record}``. ``request``: ``{key, hash}`` of an idempotency key; the same one
+        gets the first answer again. Raises ``IdempotencyMismatch``.
+        """
+        book = self._book(connection, company, actor)
+        if request is not None:
+            before = store.remembered_answer(connection, company, request["key"], request["hash"], book.now)
+            if before is not None:
+                return Written(before)
+        rows = vector_rows(vectors, len(facts))
+        store.claim_model(connection, model, len(rows[0]) // 4)
+        told = [self._received(record, company, book) for record in facts]
+        book.open(fact.slot for fact in told if fact.slot is not None)
+        results = [self._told(book, fact) for fact in told]
+        vector_of = {fact.id: row for fact, row in zip(told, rows, strict=True)}
+        written = Written({"results": results})
+        self._store(connection, tenant, book, [book.facts.get(fact.id, fact) for fact in told], vector_of, written)
+        if request is not None:
+            store.remember_answer(connection, company, request["key"], request["hash"], book.now, written.answer)
+        return written
+
+    def _received(self, record: Record, company: str, book: SlotBook) -> Fact:
+        now = book.tick()
+        return fact_from_dict({**record, "id": new_id("f", now), "company": company, "recorded_at": now})
+
+    def _told(self, book: SlotBook, fact: Fact) -> Record:
+        if fact.slot is None:
+            return {"id": fact.id, "outcome": "stored"}
+        ruling, decision_id, conflict_id = book.tell(fact)
+        result: Record = {"id": fact.id, "outcome": ruling.outcome.value, "rule": ruling.rule.value}
+        optional = {
+            "reason": ruling.reason if decision_id else None,
+            "decision_id": decision_id,
+            "conflict_id": conflict_id,
+            "warnings": list(ruling.warnings) or None,
+        }
+        return result | {name: value for name, value in optional.items() if value is not None}
+
+    def retire(
+        self,
+        connection: sa.Connection,
+        tenant: Tenant,
+        company: str,
+        id: str,
+        status: str,
+        reason: str,
+        actor: Record,
+        own_only: bool,
+    ) -> Written:
+        """Deletes or expires a fact: it is handed out no more. ``own_only``: only what the actor owns.
+
+        Raises ``NotFound`` for what the actor may not see, ``Forbidden`` for what it may not change.
+        """
+        book = self._book(connection, company, actor)
+        fact = self._retirable(connection, book, id, actor, own_only)
+        new = Status(status)
+        fact = book.change(
+            id,
+            status=new,
+            expires_at=book.now if new is Status.EXPIRED else fact.expires_at,
+        )
+        book.event(id, Change.EXPIRED if new is Status.EXPIRED else Change.DELETED)
+        book.lose(id)
+        for conflict in conflict_store.about(connection, company, id):
+            book.take(conflict)
+            if conflict.challenger_id == id or conflict.kind is not ConflictKind.CONFLICT:
+                book.withdraw(conflict.id, id)
+        decision_id = book.log("retirement", new.value, reason, new.value, {"fact": id}, fact.slot)
+        written = Written({"id": id, "status": new.value, "decision_id": decision_id})
+        self._store(connection, tenant, book, [], {}, written)
+        return written
+
+    def _retirable(self, connection: sa.Connection, book: SlotBook, id: str, actor: Record, own_only: bool) -> Fact:
+        fact = store.get_facts(connection, book.company, [id]).get(id)
+        if fact is None or fact.status is Status.DELETED or not fact.visible_to(actor["id"]):
+            raise NotFound("there is no such fact")
+        owner = self.owner(book.company, fact)
+        if own_only and owner != actor["id"] and owner not in actor["groups"]:
+            raise Forbidden("the fact belongs to somebody else")
+        if fact.slot is not None:
+            book.open([fact.slot])
+        book.facts[id] = fact
+        return fact
+
+    def erase_user(self, connection: sa.Connection, tenant: Tenant, company: str, user: str, actor: Record) -> Written:
+        """Deletes a user's personal facts for good, with their history: counts."""
+        book = self._book(connection, company, actor)
+        ids = store.ids_of_user(connection, company, user)
+        written = Written({"erased": {"facts": len(ids), "conflicts": 0}})
+        tenant.plan_remove(ids, written.changes)
+        written.answer["erased"]["conflicts"] = conflict_store.delete_of_user(connection, company, user)
+        written.changes.notes.update({slot: None for slot in ids.values() if slot is not None})
+        store.delete_facts(connection, list(ids))
+        book.log("erasure", "user_erased", "A user's personal facts were erased.", "deleted", {"facts": len(ids)})
+        self._end(connection, book, written)
+        return written
+
+    def flag(self, connection: sa.Connection, tenant: Tenant, company: str, slots: Sequence[Slot]) -> Written:
+        """Opens conflicts for values of these slots that nobody decided about."""
+        book = self._book(connection, company, _NOBODY)
+        for slot in slots:
+            book.flag_found(slot)
+        written = Written({})
+        self._store(connection, tenant, book, [], {}, written)
+        return written
+
+    # --- what a write leaves behind
+
+    def _store(
+        self,
+        connection: sa.Connection,
+        tenant: Tenant,
+        book: SlotBook,
+        told: Sequence[Fact],
+        vector_of: dict[str, bytes],
+        written: Written,
+    ) -> None:
+        """Writes rows, and plans what the indexes hold: current facts that corroborate nothing, and no others."""
+        book.flush()
+        new = [book.facts.get(fact.id, fact) for fact in told]
+        old = [fact for fact in book.changed() if fact.id not in vector_of]
+        gone = [fact.id for fact in old if not _indexed(fact)]
+        tiers: dict[str, Tier | None] = dict.fromkeys(tenant.plan_remove(gone, written.changes))
+        risen = [fact for fact in old if _indexed(fact)]
+        store_vectors = store.get_vectors(
+            connection, book.company, [f.id for f in risen if f.id not in tenant.residents]
+        )
+        incoming = []
+        for fact in (*risen, *(fact for fact in new if _indexed(fact))):
+            if fact.id in tenant.residents:
+                tenant.plan_replace(fact, written.changes)
+            else:
+                vector = vector_of.get(fact.id) or store_vectors[fact.id]
+                incoming.append(resident_of(Stored(fact, None, 0, vector), Tier.L1))
+        overflow = tenant.overflow
+        placement = tenant.plan_add(incoming, written.changes)
+        if placement.overflow > overflow:
+            book.log(
+                "eviction",
+                "essential_kept",
+                "The archive is full of essential facts and grows; nothing essential is deleted.",
+                "kept",
+                {"overflow": placement.overflow},
+            )
+        tiers |= placement.tiers
+        forgotten = self._forgettable(connection, book, placement.evicted)
+        kept = [fact for fact in new if fact.id not in forgotten]
+        store.insert_facts(connection, [Stored(f, tiers.get(f.id), 0, vector_of[f.id]) for f in kept])
+        fresh = {fact.id for fact in new}
+        store.set_tiers(connection, {i: tier for i, tier in tiers.items() if i not in fresh and i not in forgotten})
+        store.delete_facts(connection, sorted(forgotten - fresh))
+        self._end(connection, book, written)
+
+    def _end(self, connection: sa.Connection, book: SlotBook, written: Written) -> None:
+        written.changes.notes.update(book.notes())
+        self.log.append(connection, f"memory:{book.company}", book.company, book.decisions)
+
+    def _forgettable(self, connection: sa.Connection, book: SlotBook, evicted: Iterable[Resident]) -> set[str]:
+        """Of what left the archive, the facts that are deleted for good: those of no slot and in no open conflict."""
+        slotless = {r.fact.id for r in evicted if r.fact.slot is None}
+        return slotless - conflict_store.involved(connection, book.company, slotless) if slotless else slotless
+
+    def _book(self, connection: sa.Connection, company: str, actor: Record) -> SlotBook:
+        version, policy = self._policies.current(company)
+        who = Actor(id=actor["id"], groups=frozenset(actor["groups"]), may_claim_record=actor["may_claim_record"])
+        return SlotBook(
+            connection, company, lambda slot: self._rules_of(company, version, policy, slot), version, who, self._tick
+        )
+
+    def _tick(self) -> datetime:
+        """The time, later at each call, so that the order of recording is never in doubt."""
+        self._last = max(self._clock(), self._last + timedelta(microseconds=1))
+        return self._last
+
+    # --- reading; also from the event loop's thread
+
+    def rules(self, company: str, slot: Slot) -> SlotRules:
+        """What the company's policy says of a slot now."""
+        version, policy = self._policies.current(company)
+        return self._rules_of(company, version, policy, slot)
+
+    def _rules_of(self, company: str, version: int, policy: PrecedencePolicy, slot: Slot) -> SlotRules:
+        key = (company, version, slot)
+        rules = self._rules.get(key)
+        if rules is None:
+            if len(self._rules) >= _RULES_CACHED:
+                self._rules.clear()
+            rules = self._rules[key] = resolve(policy, slot)
+        return rules
+
+    def owner(self, company: str, fact: Fact) -> str:
+        """Who answers for a fact: by policy for one of a slot, else its user, or its writer where it is shared."""
+        if fact.slot is not None:
+            return self.rules(company, fact.slot).owner
+        return fact.user if fact.scope is Scope.PERSONAL and fact.user else fact.writer
+
+    def load_notes(self, connection: sa.Connection, company: str) -> dict[str, SlotNote | None]:
+        """What searches must know of the slots of a company in which more than one fact speaks."""
+        slots = {slot.key: slot for slot in store.crowded_slots(connection, company)}
+        disputed = conflict_store.open_conflicts(connection, company)
+        slots.update({conflict.slot.key: conflict.slot for conflict in disputed if conflict.slot is not None})
+        book = self._book(connection, company, _NOBODY)
+        book.read_only(slots.values())
+        return book.notes()
+
+    def admission(self, company: str, tenant: Tenant, now: datetime) -> Callable[[Resident], bool]:
+        """Whether a fact may be handed out: of several current ones of a slot, only the one in force."""
+        readings: dict[str, Reading] = {}
+
+        def admit(resident: Resident) -> bool:
+            slot = resident.fact.slot
+            note = tenant.notes.get(slot.key) if slot else None
+            if slot is None or note is None:
+                return True
+            if slot.key not in readings:
+                readings[slot.key] = read(note.facts, self.rules(company, slot), note.parents, now)
+            current = readings[slot.key].current
+            return current is not None and current.id == resident.fact.id
+
+        return admit
+
+    def undecided(self, company: str, tenant: Tenant, facts: Iterable[Fact], now: datetime) -> list[Slot]:
+        """The slots of these facts in which a second value is current and on nobody's list."""
+        found = []
+        for fact in facts:
+            slot = fact.slot
+            note = tenant.notes.get(slot.key) if slot else None
+            if slot is None or note is None:
+                continue
+            waiting = {conflict.challenger_id for conflict, _ in note.conflicts}
+            others = read(note.facts, self.rules(company, slot), note.parents, now).others
+            if any(other.id not in waiting for other in others):
+                found.append(slot)
+        return found
+
+    def handed_out(self, company: str, tenant: Tenant, fact: Fact) -> Record:
+        """A fact for an answer: with its owner, the sources that corroborate it, and a dispute where one is open."""
+        slot = fact.slot
+        note = tenant.notes.get(slot.key) if slot else None
+        answer: Record = {"fact": fact_to_dict(fact), "owner": self.owner(company, fact), "evidence": []}
+        if note is None:
+            return answer
+        evidence = [f.source for f in note.facts if f.corroborates == fact.id]
+        answer["evidence"] = [source_to_dict(source) for source in evidence[-_EVIDENCE_SHOWN:]]
+        disputes = [
+            (conflict.kind is ConflictKind.NOTICE, conflict.id, other)
+            for conflict, other in note.conflicts
+            if conflict.kind is not ConflictKind.REVIEW and conflict.subject_id == fact.id and other is not None
+        ]
+        if disputes:
+            _, conflict_id, other = min(disputes, key=lambda d: d[:2])
+            answer["dispute"] = {"conflict_id": conflict_id, "other": fact_to_dict(other)}
+        return answer
+
+
+def _indexed(fact: Fact) -> bool:
+    return fact.status is Status.CURRENT and fact.corroborates is None
+
+
+def expired_at(fact: Fact, now: datetime) -> Fact:
+    """The fact as it is shown: a current one whose period has ended is expired."""
+    over = fact.status is Status.CURRENT and fact.expires_at is not None and fact.expires_at <= now
+    return replace(fact, status=Status.EXPIRED) if over else fact

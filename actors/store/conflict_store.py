@@ -1,0 +1,208 @@
+"""Conflicts, reviews and notices in the store, and what owners ruled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from muniment.actors.store import memory_tables as t
+from muniment.actors.store.decision_log import microseconds
+from muniment.actors.store.memory_store import known, moment
+from muniment.actors.wire import pack, unpack
+from muniment.policies.authority import Actor
+from muniment.policies.model import ConflictKind, Fact, Scope, Slot
+from muniment.policies.slot_view import OpenConflict, PastRuling
+from muniment.policies.weighing import Rule
+
+OPEN, RESOLVED, WITHDRAWN = "open", "resolved", "withdrawn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """An entry of an owner's list. ``subject_id``: the fact in use it is about; ``resolution``: how it ended."""
+
+    id: str
+    company: str
+    kind: ConflictKind
+    slot: Slot | None
+    rule: Rule
+    reason: str
+    owner: str
+    opened_at: datetime
+    subject_id: str | None = None
+    challenger_id: str | None = None
+    due_at: datetime | None = None
+    delegate: str | None = None
+    proposer: Actor | None = None
+    evidence_ids: tuple[str, ...] = ()
+    status: str = OPEN
+    resolution: dict[str, Any] | None = None
+
+    def opened(self, challenger: Fact | None) -> OpenConflict:
+        """The conflict as the policies see it."""
+        return OpenConflict(
+            id=self.id,
+            kind=self.kind,
+            rule=self.rule,
+            opened_at=self.opened_at,
+            subject_id=self.subject_id,
+            challenger=challenger,
+            proposer=self.proposer,
+            evidence_ids=self.evidence_ids,
+        )
+
+    def ended(self, status: str, resolution: dict[str, Any]) -> Conflict:
+        """The conflict with how it ended."""
+        return replace(self, status=status, resolution=resolution)
+
+
+def _row(conflict: Conflict) -> dict[str, Any]:
+    slot, proposer = conflict.slot, conflict.proposer
+    body: dict[str, Any] = {
+        "rule": conflict.rule,
+        "reason": conflict.reason,
+        "delegate": conflict.delegate,
+        "evidence_ids": list(conflict.evidence_ids),
+        "resolution": conflict.resolution,
+        "scope": slot.scope if slot else None,
+    }
+    if proposer is not None:
+        body["proposer"] = [proposer.id, sorted(proposer.groups), proposer.may_claim_record]
+    return {
+        "id": conflict.id,
+        "company": conflict.company,
+        "kind": conflict.kind.value,
+        "status": conflict.status,
+        "slot": slot.key if slot else None,
+        "subject": slot.subject if slot else None,
+        "field": slot.field if slot else None,
+        "user": slot.user or None if slot else None,
+        "owner": conflict.owner,
+        "subject_id": conflict.subject_id,
+        "challenger_id": conflict.challenger_id,
+        "opened_at": microseconds(conflict.opened_at),
+        "due_at": None if conflict.due_at is None else microseconds(conflict.due_at),
+        "body": pack(body),
+    }
+
+
+def _conflict(row: Any) -> Conflict:
+    body = unpack(row.body)
+    scope = body["scope"]
+    proposer = body.get("proposer")
+    return Conflict(
+        id=row.id,
+        company=row.company,
+        kind=ConflictKind(row.kind),
+        slot=Slot(row.company, Scope(scope), row.user or "", row.subject, row.field) if scope else None,
+        rule=Rule(body["rule"]),
+        reason=body["reason"],
+        owner=row.owner,
+        opened_at=known(row.opened_at),
+        subject_id=row.subject_id,
+        challenger_id=row.challenger_id,
+        due_at=moment(row.due_at),
+        delegate=body["delegate"],
+        proposer=Actor(id=proposer[0], groups=frozenset(proposer[1]), may_claim_record=proposer[2])
+        if proposer
+        else None,
+        evidence_ids=tuple(body["evidence_ids"]),
+        status=row.status,
+        resolution=body["resolution"],
+    )
+
+
+def put_conflicts(connection: sa.Connection, conflicts: Sequence[Conflict]) -> None:
+    """Adds conflicts, or writes what changed of those that are there."""
+    if not conflicts:
+        return
+    ids = [c.id for c in conflicts]
+    there = set(connection.execute(sa.select(t.conflicts.c.id).where(t.conflicts.c.id.in_(ids))).scalars())
+    new = [_row(c) for c in conflicts if c.id not in there]
+    if new:
+        connection.execute(t.conflicts.insert(), new)
+    for conflict in conflicts:
+        if conflict.id in there:
+            connection.execute(t.conflicts.update().where(t.conflicts.c.id == conflict.id).values(_row(conflict)))
+
+
+def open_conflicts(connection: sa.Connection, company: str, slots: Sequence[str] | None = None) -> list[Conflict]:
+    """The company's open conflicts, of these slots (by key) or all, oldest first."""
+    c = t.conflicts.c
+    where = [c.company == company, c.status == OPEN]
+    if slots is None:
+        return [_conflict(row) for row in connection.execute(sa.select(t.conflicts).where(*where).order_by(c.id))]
+    found = []
+    for start in range(0, len(slots), 500):
+        part = sa.select(t.conflicts).where(*where, c.slot.in_(slots[start : start + 500])).order_by(c.id)
+        found += [_conflict(row) for row in connection.execute(part)]
+    return found
+
+
+def about(connection: sa.Connection, company: str, fact_id: str) -> list[Conflict]:
+    """The open conflicts whose subject or challenger a fact is."""
+    c = t.conflicts.c
+    involved = sa.or_(c.subject_id == fact_id, c.challenger_id == fact_id)
+    query = sa.select(t.conflicts).where(c.company == company, c.status == OPEN, involved).order_by(c.id)
+    return [_conflict(row) for row in connection.execute(query)]
+
+
+def involved(connection: sa.Connection, company: str, ids: Iterable[str]) -> set[str]:
+    """Which of these facts an open conflict is about."""
+    wanted = sorted(ids)
+    found: set[str] = set()
+    c = t.conflicts.c
+    for column in (c.subject_id, c.challenger_id):
+        for start in range(0, len(wanted), 500):
+            part = wanted[start : start + 500]
+            query = sa.select(column).where(c.company == company, c.status == OPEN, column.in_(part))
+            found.update(connection.execute(query).scalars())
+    return found
+
+
+def delete_of_user(connection: sa.Connection, company: str, user: str) -> int:
+    """Deletes the conflicts and rulings of a user's personal slots; how many conflicts there were."""
+    c = t.conflicts.c
+    mine = sa.select(c.id).where(c.company == company, c.user == user)
+    connection.execute(t.rulings.delete().where(t.rulings.c.conflict_id.in_(mine)))
+    return connection.execute(t.conflicts.delete().where(c.company == company, c.user == user)).rowcount
+
+
+def get_conflict(connection: sa.Connection, company: str, id: str) -> Conflict | None:
+    """The company's conflict with this id, or None."""
+    c = t.conflicts.c
+    row = connection.execute(sa.select(t.conflicts).where(c.company == company, c.id == id)).first()
+    return _conflict(row) if row else None
+
+
+def add_ruling(connection: sa.Connection, conflict: Conflict, slot: str, ruling: PastRuling) -> None:
+    """Records what was ruled on a slot."""
+    body = {"winner_key": ruling.winner_key, "losers": sorted(map(list, ruling.losers))}
+    connection.execute(
+        t.rulings.insert().values(
+            conflict_id=conflict.id,
+            company=conflict.company,
+            slot=slot,
+            at=microseconds(ruling.at),
+            body=pack(body),
+        )
+    )
+
+
+def past_rulings(connection: sa.Connection, company: str, slots: Sequence[str]) -> dict[str, list[PastRuling]]:
+    """What was ruled on each of these slots (by key), oldest first."""
+    found: dict[str, list[PastRuling]] = {}
+    r = t.rulings.c
+    for start in range(0, len(slots), 500):
+        part = slots[start : start + 500]
+        query = sa.select(t.rulings).where(r.company == company, r.slot.in_(part)).order_by(r.at, r.conflict_id)
+        for row in connection.execute(query):
+            body = unpack(row.body)
+            losers = frozenset((value, source) for value, source in body["losers"])
+            past = PastRuling(at=known(row.at), winner_key=body["winner_key"], losers=losers)
+            found.setdefault(row.slot, []).append(past)
+    return found
