@@ -27,14 +27,12 @@ Kind = Literal["auto", "flat", "hnsw"]
 HNSW_ABOVE: Final = 10_000
 """Members above which HNSW is faster than an exact search at 384 dimensions (``tests.bench.index``)."""
 
-_NEIGHBOURS: Final = 32
-_BREADTH: Final = 200  # HNSW's ef: recall@100 of 0.999 and more where 50 gave 0.93 to 0.99
 _DEAD_SHARE: Final = 0.25  # of the nodes, above which the graph is built anew
 _UNCOVERED: Final = 256  # members that each search may look at directly before they are put into the graph
-_LEAST_KEPT: Final = 0.5  # below this share of visible members the graph's candidates run out
-_SMALL_K: Final = 1 / 32  # of the members, above which walking the graph costs more than looking at all
+_LEAST_KEPT: Final = 0.5  # share of visible members below which the graph's candidates run out
+_STEP_COST: Final = 25  # what one step of the walk through the graph costs, in members looked at exactly
 _SPARE: Final = 1.2  # candidates beyond what the share of visible members asks for
-_LISTED_BELOW: Final = 1 / 8  # a mask that keeps less is cheaper as a list of positions than as a bitmap
+_LISTED_BELOW: Final = 1 / 8  # share of visible members below which a list of positions is cheaper than a bitmap
 _BUILD_STEP: Final = 64  # vectors copied out under the lock at a time
 _MEND_STEP: Final = 8  # vectors inserted under the lock at a time: a few milliseconds
 _MEND_PAUSE_SECONDS: Final = 0.001  # lets a waiting search take the lock between two steps
@@ -47,7 +45,8 @@ class TierIndex:
     """The vectors of one tier, L2-normalised float32 of ``dimension``, and its members' ``positions``.
 
     ``kind``: ``flat`` is always exact; ``hnsw`` always has a graph; ``auto`` gets one above ``hnsw_above`` members and
-    drops it below half of that. Safe for concurrent use; one lock, ``positions.lock``, for the tier.
+    drops it below half of that. A graph is used where that costs less. Safe for concurrent use; one lock,
+    ``positions.lock``, for the tier.
 
     Others share ``positions``: a lexical index, columns of what masks are made from. Members come and go here alone:
 
@@ -117,7 +116,7 @@ class TierIndex:
         self, query: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None = None
     ) -> list[tuple[str, float]]:
         """The ``k`` visible members nearest to ``query`` (d,), as (id, cosine in [-1, 1]): highest first, equals by id,
-        also at the cut. Always min(k, visible) of them.
+        also at the cut (where a graph proposes: among what it found). Always min(k, visible) of them.
 
         ``mask``: (n,) bool, true where visible, aligned with the positions; it is applied before the cut. To score
         given members, pass ``positions.mask(ids)``. Raises ``ValueError`` for another shape.
@@ -129,12 +128,8 @@ class TierIndex:
             visible = members if mask is None else int(np.count_nonzero(mask))
             if min(k, visible) <= 0:
                 return []
-            near = None
-            if self._graph is not None and k <= _SMALL_K * members and visible >= _LEAST_KEPT * members:
-                near = self._approximate(self._graph, wanted, k, mask, visible)
-            if near is None:
-                near = self._exact(wanted, k, mask if visible < members else None)
-            return near
+            near = self._approximate(wanted, k, mask, visible)
+            return self._exact(wanted, k, mask if visible < members else None) if near is None else near
 
     def settle(self, timeout_seconds: float) -> bool:
         """Waits until no build or mending of the graph is under way; whether that came in time."""
@@ -209,13 +204,18 @@ class TierIndex:
         return [graph for graph in (self._graph, self._graph_in_work) if graph is not None]
 
     def _approximate(
-        self, graph: HnswGraph, query: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, visible: int
+        self, query: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, visible: int
     ) -> list[tuple[str, float]] | None:
-        """The best of the graph's candidates and of what it does not cover; None where better ones may be missing."""
-        if graph.nodes == graph.dead:
+        """The best of the graph's candidates and of what it does not cover; None where an exact search costs less, or
+        better ones may be missing."""
+        graph, members = self._graph, len(self.positions)
+        if graph is None or visible < _LEAST_KEPT * members:
+            return None
+        wanted = math.ceil(_SPARE * k * members / visible)
+        if graph.breadth(wanted) * _STEP_COST > visible:
             return None
         _one_thread()
-        candidates, floor = graph.search(query, math.ceil(_SPARE * k * len(self.positions) / visible))
+        candidates, floor = graph.search(query, wanted)
         candidates = np.concatenate([candidates, graph.uncovered_positions()])
         if mask is not None:
             candidates = candidates[mask[candidates]]
@@ -270,7 +270,7 @@ class TierIndex:
     def _build(self) -> None:
         """Builds a graph of all members beside the one in use, which it then takes the place of. Both hear of what
         leaves or changes meanwhile; what comes meanwhile is uncovered in both until its turn."""
-        graph = HnswGraph(self.dimension, self.positions, _NEIGHBOURS, _BREADTH)
+        graph = HnswGraph(self.dimension, self.positions)
         try:
             while True:
                 with self._lock:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from muniment.actors import tier_index
 from muniment.actors.tier_index import TierIndex
 
-DIMENSION = 64
+DIMENSION = 32
 OPERATIONS = 200_000
 CAPACITY = 5_000
 K = 20
@@ -51,7 +52,8 @@ class Mirror:
 
 
 @pytest.mark.parametrize(("kind", "least"), [("flat", 1.0), ("hnsw", 0.98)])
-def test_recall_through_churn(kind: str, least: float) -> None:
+def test_recall_through_churn(kind: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_index, "_STEP_COST", 0)  # the graph proposes although an exact search would cost less here
     rng = np.random.default_rng(2026)
     centres = rng.standard_normal((60, DIMENSION))
     index = TierIndex(DIMENSION, kind)
@@ -77,7 +79,8 @@ def test_recall_through_churn(kind: str, least: float) -> None:
             for id, vector, owner in zip(ids, vectors, owners, strict=True):
                 users.values[index.positions[id]] = owner
                 mirror.put(id, vector, int(owner))
-        queries = vectors[: 1 + count // 8] + 0.1 * rng.standard_normal((1 + count // 8, DIMENSION)).astype(np.float32)
+        queries = vectors[: 1 + count // 16]
+        queries = queries + 0.1 * rng.standard_normal(queries.shape).astype(np.float32)
         for query in queries if len(index) else ():
             user = None if rng.random() < 0.3 else int(rng.integers(1, 4))
             mask = None if user is None else (users.values == 0) | (users.values == user)
@@ -89,6 +92,6 @@ def test_recall_through_churn(kind: str, least: float) -> None:
             recalls.append(len({id for id, _ in found} & set(ids_best)) / max(1, len(ids_best)))
         done += count + len(queries)
     assert set(index.ids()) == set(mirror.ids)
-    assert len(recalls) > OPERATIONS / 10
+    assert len(recalls) > OPERATIONS / 20
     assert np.mean(recalls) >= least
     assert index.settle(60)
