@@ -1,0 +1,219 @@
+"""The HTTP API: a thin layer that reads a request, asks who it is from, dispatches it, and tells of errors.
+
+Deny by default: whatever is not listed in ``OPEN_PATHS`` needs a key, also what does not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from muniment.cluster import schemas
+from muniment.cluster.endpoints import ENDPOINTS, Answer, Endpoint, Services, dispatch
+from muniment.cluster.schemas import parse_query
+from muniment.cluster.settings import LimitSettings, Settings
+from muniment.deploy.bodies import parse_json, read_body
+from muniment.deploy.openapi import document, operation
+from muniment.deploy.problems import problem_response, status_response
+from muniment.policies.errors import MunimentError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+#: What answers without a key.
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
+#: Names in a route that may themselves hold a slash (as %2F).
+_SLASHED = ("tool", "user", "run_id", "company")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+#: The status that nobody reads: the client has gone (as nginx writes it into its log).
+_CLIENT_GONE = 499
+
+
+def create_app(services: Services, settings: Settings) -> FastAPI:
+    """The application over ``services``; needs neither Ray nor a network."""
+    app = FastAPI(
+        title="Muniment",
+        version="1",
+        description="Memory for AI agents: bounded recall, no duplicate effects, no silent contradictions.",
+        redoc_url=None,
+        redirect_slashes=False,
+        swagger_ui_oauth2_redirect_url=None,
+    )
+    for endpoint in ENDPOINTS:
+        app.add_api_route(
+            _starlette_route(endpoint),
+            _handler(endpoint, services, settings.limits),
+            methods=[endpoint.method],
+            operation_id=endpoint.verb,
+            summary=endpoint.summary,
+            tags=[endpoint.route.split("/")[2]],
+            openapi_extra=operation(endpoint, settings.limits),
+        )
+    _add_probes(app, services)
+    _add_problems(app)
+    made: dict[str, Any] = {}
+
+    def openapi() -> dict[str, Any]:
+        if not made:
+            made.update(document(app, settings.limits))
+        return made
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    app.add_middleware(Gate, services=services)
+    return app
+
+
+def _starlette_route(endpoint: Endpoint) -> str:
+    route = endpoint.route
+    for name in _SLASHED:
+        route = route.replace(f"{{{name}}}", f"{{{name}:path}}")
+    return route
+
+
+def _handler(endpoint: Endpoint, services: Services, limits: LimitSettings) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        named = [request.path_params[name] for name in endpoint.parameters]
+
+        async def work() -> Response:
+            data = await _data(request, endpoint, limits)
+            answering = dispatch(services, request.state.principal, endpoint, named, data, limits)
+            if endpoint.verb == "propose":  # the one verb that may wait long for somebody else
+                return await _unless_gone(request, answering)
+            return json_response(await answering)
+
+        return await _told(request, work)
+
+    handle.__name__ = endpoint.verb
+    return handle
+
+
+class _NoQuery(schemas.Request):
+    """The query of an endpoint that knows none."""
+
+
+async def _data(request: Request, endpoint: Endpoint, limits: LimitSettings) -> Any:
+    asked = endpoint.model if endpoint.model is not None and not endpoint.has_body else _NoQuery
+    query = parse_query(asked, request.query_params.multi_items(), limits)
+    if not endpoint.has_body:
+        return query
+    body = await read_body(request, limits.body_bytes)
+    return {} if endpoint.optional_body and not body else parse_json(body)
+
+
+def json_response(answer: Answer, status: int = 200) -> Response:
+    """The answer as JSON in UTF-8."""
+    content = json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return Response(content, status_code=status, media_type="application/json")
+
+
+async def _unless_gone(request: Request, answering: Awaitable[Answer]) -> Response:
+    """The answer, unless the client goes first: then the work is cancelled, and nobody waits in its place."""
+    work = asyncio.ensure_future(answering)
+    gone = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return json_response(work.result())
+        return Response(status_code=_CLIENT_GONE)
+    finally:
+        gone.cancel()
+        work.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _told(request: Request, work: Callable[[], Awaitable[T]]) -> T | Response:
+    """What ``work`` returns, or the problem that tells why there is none."""
+    request_id = request.state.request_id
+    try:
+        return await work()
+    except MunimentError as error:
+        if error.code in ("internal", "corrupt_data", "configuration"):
+            log.exception("request %s failed", request_id)
+        return problem_response(error, request_id)
+    except ClientDisconnect:
+        return Response(status_code=_CLIENT_GONE)
+    except Exception:
+        log.exception("request %s failed in a way nobody foresaw", request_id)
+        return problem_response(MunimentError("an internal error; the service's log has more"), request_id)
+
+
+def _add_probes(app: FastAPI, services: Services) -> None:
+    @app.head("/healthz", include_in_schema=False)
+    @app.get("/healthz", summary="Whether this process answers", tags=["probes"])
+    async def healthz() -> Response:
+        return json_response({"status": "ok"})
+
+    @app.head("/readyz", include_in_schema=False)
+    @app.get("/readyz", summary="Whether every needed part answers", tags=["probes"])
+    async def readyz(request: Request) -> Response:
+        async def work() -> Response:
+            parts = await services.memory.ready()
+            return json_response(parts, 503 if parts["down"] else 200)
+
+        return await _told(request, work)
+
+
+def _add_problems(app: FastAPI) -> None:
+    @app.exception_handler(HTTPException)
+    async def no_such_route(request: Request, error: HTTPException) -> Response:
+        return status_response(error.status_code, request.state.request_id, dict(error.headers or {}))
+
+
+class Gate:
+    """Before anything is routed: the request gets an id, and outside of ``OPEN_PATHS`` its caller is established."""
+
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self.app = app
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI 3."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        named = headers.get("x-request-id", "")
+        request_id = named if _REQUEST_ID.fullmatch(named) else uuid.uuid4().hex
+        request = Request(scope, receive)
+        request.state.request_id = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        async def enter() -> None:
+            if scope["path"] not in OPEN_PATHS:
+                request.state.principal = await self._services.admin.authenticate(
+                    headers.get("authorization"), _text(headers, "x-user"), _text(headers, "x-company")
+                )
+
+        refusal = await _told(request, enter)
+        await (refusal or self.app)(scope, receive, send_with_id)
+
+
+def _text(headers: Headers, name: str) -> str | None:
+    """A header as UTF-8, which clients send whatever the standard says; else as Latin-1."""
+    value = headers.get(name)
+    if value is None:
+        return None
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return value
