@@ -72,6 +72,8 @@ class ControlStore:
         self._engine = open_engine(url)
         self._clock = clock
         create_schema(self._engine, TABLES)
+        #: Whether a read is a look into a file of this machine.
+        self.local = self._engine.dialect.name == "sqlite"
 
     def close(self) -> None:
         """Closes the connections."""
@@ -252,6 +254,13 @@ class ControlStore:
         with self._reading() as connection:
             return connection.execute(query).scalar() or 0
 
+    def precedence_versions(self, company: str) -> list[Versioned]:
+        """Every version that is kept, oldest first."""
+        table = precedence_policies
+        query = sa.select(table).where(table.c.company == company).order_by(table.c.version)
+        with self._reading() as connection:
+            return [_versioned(row) for row in connection.execute(query)]
+
     def _put(
         self, connection: sa.Connection, table: sa.Table, identity: dict[str, str], body: dict[str, Any], actor: str
     ) -> Versioned:
@@ -425,7 +434,11 @@ def _grant(row: Any) -> Grant:
 def _newest(connection: sa.Connection, table: sa.Table, identity: Mapping[str, str]) -> Versioned | None:
     where = [table.c[name] == value for name, value in identity.items()]
     row = connection.execute(sa.select(table).where(*where).order_by(table.c.version.desc()).limit(1)).first()
-    return None if row is None else Versioned(version=row.version, body=row.body, at=_moment(row.at), actor=row.actor)
+    return None if row is None else _versioned(row)
+
+
+def _versioned(row: Any) -> Versioned:
+    return Versioned(version=row.version, body=row.body, at=_moment(row.at), actor=row.actor)
 
 
 def _partitions(connection: sa.Connection, role: MemberRole) -> tuple[int, ...] | None:
