@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from muniment.policies.errors import Overloaded
 
 #: Answers a parked poll with the keys that stopped being held.
-Answer = Callable[[list[bytes]], None]
+Answer = Callable[[list[bytes]], object]
 
 
 @dataclass(slots=True)
@@ -30,6 +30,8 @@ class KeyWatch:
     def __init__(self, max_watches: int = 200_000) -> None:
         self._max_watches = max_watches
         self._count = 0
+        #: The number of polls that are parked.
+        self.parked = 0
         self._clients: dict[str, _Client] = {}
         self._watchers: dict[bytes, set[str]] = {}
         self._ends: dict[bytes, int] = {}
@@ -88,6 +90,8 @@ class KeyWatch:
         state = self._clients.get(client) or self._clients.setdefault(client, _Client(now))
         if state.parked is not None:
             state.parked([])
+        else:
+            self.parked += 1
         state.seen_at, state.parked = now, answer
         if state.freed:
             self.unpark(client)
@@ -97,6 +101,7 @@ class KeyWatch:
         state = self._clients.get(client)
         if state is not None and state.parked is not None:
             answer, state.parked = state.parked, None
+            self.parked -= 1
             freed, state.freed = state.freed, set()
             answer(list(freed))
 

@@ -427,12 +427,12 @@ class Batch:
     def _erase(self, op: Erase) -> Erased:
         self.flush()
         self._wrote = True
-        effects, decisions = self._store.erase(self._connection, op.company, op.limit)
+        erased = Erased(*self._store.erase(self._connection, op.company, op.limit))
         for key, row in self._rows.items():
             if row is not None and row.company == op.company:
                 self._rows[key] = None
                 self.changed.pop(key, None)
-        return Erased(effects, decisions)
+        return erased
 
 
 _APPLY: dict[type[Op], Callable[[Batch, Any], Result]] = {

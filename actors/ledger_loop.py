@@ -33,7 +33,7 @@ HOUSEKEEPING_SECONDS = 5.0
 _SLICE = 500
 _OPENING_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 #: Told the results of a batch, or the one error of all of it.
-Done = Callable[[list[Result] | MunimentError], None]
+Done = Callable[[list[Result] | MunimentError], object]
 
 
 @dataclass(slots=True)
@@ -59,6 +59,7 @@ class LedgerLoop:
         self._house_at = 0.0
         #: The epoch this instance holds, 0 until it has opened its store.
         self.epoch = 0
+        self._parked = 0
         self.groups = 0
         self.operations = 0
         self._thread = threading.Thread(target=self._guarded, name="ledger", daemon=True)
@@ -68,6 +69,11 @@ class LedgerLoop:
     def failure(self) -> MunimentError | None:
         """Why nothing is served, or None."""
         return self._failure
+
+    @property
+    def parked(self) -> int:
+        """The number of polls that wait."""
+        return self._parked
 
     def submit(self, client: str, operations: Sequence[Op], done: Done) -> None:
         """Queues a client's batch; ``done`` is called in the ledger's thread, after the commit.
@@ -128,6 +134,7 @@ class LedgerLoop:
             if group:
                 self._commit(ledger, group)
             ledger.watch.lapse(ledger.now())
+            self._parked = ledger.watch.parked
             self._keep_house(ledger)
         ledger.close()
 

@@ -195,10 +195,11 @@ class Imported(NamedTuple):
 
 
 class Erased(NamedTuple):
-    """How many rows went: effects and decisions. Both 0: nothing is left."""
+    """How many rows went. All 0: nothing is left."""
 
     effects: int
     decisions: int
+    repeats: int
 
 
 Answer = Proposed | Settled | Forgotten | Imported | Erased

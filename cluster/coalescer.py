@@ -21,7 +21,8 @@ class Coalescer(Generic[R]):
 
     ``send`` gets the items of a batch and answers one result each, in order; a result that is an exception is raised to
     the caller of its item, and what ``send`` raises to all callers of the batch. A larger item than ``max_bytes`` goes
-    alone. At most ``max_waiting`` items wait; beyond that ``submit`` raises ``Overloaded``. Belongs to one event loop.
+    alone. At most ``max_waiting`` items wait; beyond that ``submit`` raises ``Overloaded``. ``on_orphan`` is told the
+    result of an item whose caller went away while it was under way. Belongs to one event loop.
     """
 
     def __init__(
@@ -30,11 +31,13 @@ class Coalescer(Generic[R]):
         max_items: int = 256,
         max_bytes: int = 90_000,
         max_waiting: int = 20_000,
+        on_orphan: Callable[[bytes, R], None] | None = None,
     ) -> None:
         self._send = send
         self._max_items = max_items
         self._max_bytes = max_bytes
         self._max_waiting = max_waiting
+        self._on_orphan = on_orphan
         self._waiting: deque[tuple[bytes, asyncio.Future[R]]] = deque()
         self._in_flight: asyncio.Task[None] | None = None
         self._scheduled = False
@@ -90,7 +93,9 @@ class Coalescer(Generic[R]):
             if not isinstance(error, Exception):
                 raise
             return
-        for future, result in zip(futures, results, strict=True):
+        for item, future, result in zip(items, futures, results, strict=True):
+            if self._on_orphan is not None and future.cancelled() and not isinstance(result, Exception):
+                self._on_orphan(item, result)
             _settle(future, result)
 
 

@@ -55,17 +55,18 @@ class LedgerActor:
 
     @ray.method(concurrency_group="health")
     async def health(self) -> dict[str, Any]:
-        """``epoch``, ``failure`` (None while serving), ``groups`` and ``operations`` committed by this instance."""
+        """``epoch``, ``failure`` (None while serving), ``parked`` polls, ``groups`` and ``operations`` done."""
         failure = self._loop.failure
         return {
             "epoch": self._loop.epoch,
             "failure": failure.to_wire() if failure else None,
+            "parked": self._loop.parked,
             "groups": self._loop.groups,
             "operations": self._loop.operations,
         }
 
 
-async def _handed_over(start: Callable[[Callable[[Any], None]], None]) -> Any:
+async def _handed_over(start: Callable[[Callable[[Any], object]], None]) -> Any:
     """What the ledger's thread calls back with."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
@@ -92,7 +93,7 @@ def create_ledger(
 
     ``url``: the effects' store. The caller waits for ``health`` where it needs the ledger to be serving.
     """
-    remote: Any = ray.remote(actor_class)
+    remote: Any = ray.remote(concurrency_groups=_GROUPS)(actor_class)
     return remote.options(
         name=name,
         namespace=namespace,
@@ -101,6 +102,5 @@ def create_ledger(
         num_cpus=num_cpus,
         max_restarts=-1,
         max_task_retries=0,
-        concurrency_groups=_GROUPS,
         scheduling_strategy=scheduling_strategy,
     ).remote(url, f"ledger-{number}")

@@ -7,7 +7,7 @@ Core's own cost would be the larger part of them; everything dialects differ in 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from muniment.actors.store.decision_log import (
 )
 from muniment.actors.store.engine import metadata
 from muniment.policies.fingerprint import KEY_BYTES, company_prefix
-from muniment.policies.reservation import State
+from muniment.policies.reservation import State, settled
 
 decisions = decision_table("effect_decisions")
 decision_heads = head_table("effect_decisions")
@@ -333,8 +333,8 @@ class EffectStore:
                 gone += connection.execute(table.delete().where(*these)).rowcount
         return gone
 
-    def erase(self, connection: sa.Connection, company: str, limit: int) -> tuple[int, int]:
-        """Deletes at most ``limit`` rows of each table of a company: how many effects and how many decisions went."""
+    def erase(self, connection: sa.Connection, company: str, limit: int) -> tuple[int, int, int]:
+        """Deletes at most ``limit`` rows of each table of a company: how many effects, decisions and repeats went."""
         prefix = company_prefix(company)
         in_range = (keys.c.key >= prefix, keys.c.key < prefix + b"\xff" * (KEY_BYTES - len(prefix) + 1))
         query = sa.select(keys.c.key).where(*in_range, keys.c.company == company).limit(limit)
@@ -342,7 +342,7 @@ class EffectStore:
         for table in (handovers, keys):
             connection.execute(table.delete().where(table.c.key.in_(some)))
         ids = sa.select(repeats.c.id).where(repeats.c.company == company).limit(limit)
-        connection.execute(repeats.delete().where(repeats.c.id.in_(ids)))
+        counters = connection.execute(repeats.delete().where(repeats.c.id.in_(ids))).rowcount
         d = decisions.c
         oldest = connection.execute(sa.select(d.stream, d.seq).where(d.company == company).limit(limit)).all()
         if oldest:
@@ -350,17 +350,57 @@ class EffectStore:
             connection.execute(decisions.delete().where(sa.tuple_(d.stream, d.seq).in_(pairs)))
         else:
             connection.execute(decision_heads.delete().where(decision_heads.c.company == company))
-        return len(some), len(oldest)
+        return len(some), len(oldest), counters
 
 
-def reserved(
-    connection: sa.Connection, company: str, now: int, *, after: tuple[int, bytes] = (0, b""), limit: int = 200
-) -> Iterator[KeyRow]:
-    """What is held at ``now`` in a company, oldest first, later than the fence and key ``after``."""
+@dataclass(frozen=True, slots=True)
+class KeyPage:
+    """A page of keys; ``next``: where the following one begins, or None."""
+
+    rows: list[KeyRow]
+    next: tuple[int, bytes] | None
+
+
+#: How many keys one page looks at, at the most, to find those that were asked for.
+_SCANNED = 5_000
+
+
+def list_keys(
+    connection: sa.Connection,
+    company: str,
+    now: int,
+    *,
+    state: State | None = None,
+    equal: Mapping[str, str | None],
+    after: tuple[int, bytes] | None = None,
+    limit: int = 50,
+) -> KeyPage:
+    """Keys of a company that are in ``state`` at ``now`` and have the values ``equal`` (None: any).
+
+    What is reserved comes oldest first; anything else in the order of the keys. A page looks at a bounded number of
+    keys, so that it may hold fewer than ``limit`` and still have a next one.
+    """
     k = keys.c
-    later = sa.tuple_(k.fence, k.key) > sa.tuple_(*map(sa.literal, after))
-    where = (k.company == company, k.state == State.RESERVED.value, later, k.ends_at > now)
-    for values in connection.execute(sa.select(keys).where(*where).order_by(k.fence, k.key).limit(limit)):
+    query = sa.select(keys).where(k.company == company)
+    if state is State.RESERVED:
+        later = sa.tuple_(k.fence, k.key) > sa.tuple_(*map(sa.literal, after or (0, b"")))
+        query = query.where(k.state == State.RESERVED.value, later).order_by(k.fence, k.key)
+    else:
+        first = company_prefix(company)
+        beyond = first + b"\xff" * (KEY_BYTES - len(first) + 1)
+        query = query.where(k.key > (after[1] if after else first), k.key < beyond).order_by(k.key)
+    found: list[KeyRow] = []
+    looked_at = 0
+    row = None
+    for values in connection.execution_options(yield_per=500).execute(query.limit(_SCANNED)):
         row = KeyRow(*values)
         row.state = State(row.state)
-        yield row
+        looked_at += 1
+        wanted = state is None or settled(row.state, row.ends_at, now) is state
+        over = row.retire_at is not None and row.retire_at <= now
+        if wanted and not over and all(v is None or getattr(row, name) == v for name, v in equal.items()):
+            found.append(row)
+            if len(found) == limit:
+                return KeyPage(found, (row.fence, row.key))
+    more = row is not None and looked_at == _SCANNED
+    return KeyPage(found, (row.fence, row.key) if row is not None and more else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from muniment.actors.store import effect_store
 from muniment.actors.store.engine import open_engine, sqlite_url
 from muniment.policies.errors import Fenced, InvalidInput, NotFound, StaleReservation, StateConflict
 from muniment.policies.fingerprint import effect_key, parse_key_paths
+from muniment.policies.reservation import State
 
 SECOND = 1_000_000
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -486,7 +488,7 @@ def test_a_company_is_erased_in_slices_and_can_begin_afresh(bench: Bench) -> Non
         bench.propose("r2", what=str(i))
     bench.propose("r", company="other")
     erased: list[Erased] = []
-    while not erased or erased[-1] != Erased(0, 0):
+    while not erased or erased[-1] != Erased(0, 0, 0):
         erased += bench.run(Erase("acme", limit=5))
     assert (sum(e.effects for e in erased), sum(e.decisions for e in erased)) == (7, 14)
     assert bench.trail() == []
@@ -503,8 +505,15 @@ def test_what_is_reserved_can_be_listed(bench: Bench) -> None:
     bench.propose("r", company="other")
     with bench.engine.connect() as connection:
         now = bench.ledger.now()
-        first = list(effect_store.reserved(connection, "acme", now, limit=3))
-        rest = list(effect_store.reserved(connection, "acme", now, after=(first[-1].fence, first[-1].key)))
-        over = list(effect_store.reserved(connection, "acme", now + 60 * SECOND))
-    assert [row.run_id for row in [*first, *rest]] == [f"r{i}" for i in range(5)]
-    assert over == []
+        listed = partial(effect_store.list_keys, connection, "acme", equal={"area": "ops"})
+        first = listed(now, state=State.RESERVED, limit=3)
+        rest = listed(now, state=State.RESERVED, after=first.next)
+        lapsed = listed(now + 60 * SECOND, state=State.LAPSED)
+        assert listed(now + 60 * SECOND, state=State.RESERVED).rows == []
+        assert [row.run_id for row in listed(now, state=State.CONFIRMED).rows] == ["c"]
+        pages = [listed(now, limit=4)]
+        while pages[-1].next is not None:
+            pages.append(listed(now, limit=4, after=pages[-1].next))
+    assert [row.run_id for row in [*first.rows, *rest.rows]] == [f"r{i}" for i in range(5)]
+    assert {row.run_id for row in lapsed.rows} == {f"r{i}" for i in range(5)}
+    assert sorted(row.run_id for page in pages for row in page.rows) == ["c", *[f"r{i}" for i in range(5)]]
