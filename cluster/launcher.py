@@ -10,14 +10,16 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import secrets
 import shutil
 import signal
 import socket
 import tempfile
-import time
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -89,7 +91,25 @@ class Service:
         self.settings = settings
         self._lock = lock
         self._vital: list[int] = []
+        self._address = ""
         self.url = ""
+
+    def start_ray(self) -> None:
+        """The local Ray, or the connection to the cluster that the settings name."""
+        self._address = start_ray(self.settings)
+        if self.settings.ray.address is None:
+            self._vital = _vital_processes(self.settings.data_dir)
+
+    def create_actors(self) -> None:
+        """The named Ray actors; they get ready while the application is deployed."""
+        from muniment.cluster.actor_classes import create_actors
+
+        create_actors(self.settings)
+
+    def deploy(self, application: Callable[[Settings], Any], port: int) -> None:
+        """The HTTP application; from now on others find the service."""
+        _deploy(self.settings, application(self.settings), port)
+        _write_state(self.settings, self.url, self._address)
 
     def broken(self) -> bool:
         """Whether a process without which Ray cannot go on has ended."""
@@ -113,25 +133,50 @@ class Service:
             self._lock.close()
 
 
-def start(settings: Settings, application: Callable[[Settings], Any]) -> Service:
-    """Starts the service in this process, which must carry ``environment`` since it was started.
+def run(settings: Settings, application: Callable[[Settings], Any], on_deployed: Callable[[str], None]) -> None:
+    """The whole life of a service, in this process, which must carry ``environment`` since it was started.
 
-    ``application`` makes the Serve application. Returns when it is deployed; ``/readyz`` tells when it is ready.
-    Raises ``StateConflict`` where one runs already, ``ConfigurationError`` where the port is taken.
+    ``application`` makes the Serve application. ``on_deployed`` gets the URL, in a thread of its own; ``/readyz`` there
+    tells when the service is ready. Returns after SIGINT, SIGTERM or SIGHUP, when everything it started has ended.
+    Raises ``StateConflict`` where a service runs already, ``ConfigurationError`` where the port is taken,
+    ``Unavailable`` where Ray does not start or ends by itself.
     """
+    told = threading.Event()
+    # Not in the main thread, where what a signal's handler raises in the middle of a start may be swallowed. The
+    # thread stays: Linux ends Ray's processes with the thread that started them.
+    with ThreadPoolExecutor(1, "start") as starter:
+        starting = starter.submit(start, settings, application, told.is_set)
+        while not starting.done():
+            _listen(told)
+            wait([starting], timeout=0.1)
+        service = starting.result()
+        _listen(told)
+        try:
+            threading.Thread(target=on_deployed, args=(service.url,), daemon=True).start()
+            while not told.wait(0.5):
+                if service.broken():
+                    raise Unavailable("Ray ended by itself; everything else was stopped")
+        finally:
+            service.stop()
+
+
+def _listen(told: threading.Event) -> None:
+    """Has the signals that end a service set ``told``. Ray, as it starts, puts handlers of its own in their place."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: told.set())
+
+
+def start(settings: Settings, application: Callable[[Settings], Any], told: Callable[[], bool]) -> Service:
+    """See ``run``. Goes no further as soon as it is ``told`` to stop."""
     service = Service(settings, _lock(settings.data_dir))
     try:
-        from muniment.cluster.actor_classes import create_actors
-
         if find(settings.data_dir) is None:
             processes.sweep(settings.data_dir)
         port = _free_port(settings.http.host, settings.http.port)
-        address = start_ray(settings)
-        service._vital = _vital_processes(settings.data_dir) if settings.ray.address is None else []
-        create_actors(settings)
-        _deploy(settings, application(settings), port)
         service.url = f"http://{_reachable(settings.http.host)}:{port}"
-        _write_state(settings, service.url, address)
+        for step in (service.start_ray, service.create_actors, lambda: service.deploy(application, port)):
+            if not told():
+                step()
     except BaseException:
         service.stop()
         raise
@@ -203,6 +248,8 @@ def _import_ray() -> Any:
     import ray
     from ray._raylet import AuthenticationTokenLoader, Config
 
+    logging.getLogger("ray").setLevel(logging.ERROR)
+
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
     return ray
@@ -239,6 +286,7 @@ def _vital_processes(data_dir: Path) -> list[int]:
 def _deploy(settings: Settings, application: Any, port: int) -> None:
     from ray import serve
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(
         proxy_location="HeadOnly",
         http_options={"host": settings.http.host, "port": port},
@@ -285,18 +333,3 @@ def stop(data_dir: Path) -> bool:
     (data_dir / STATE_FILE).unlink(missing_ok=True)
     shutil.rmtree(_ray_folder(data_dir), ignore_errors=True)
     return running is not None or left > 0
-
-
-def serve_until_told(service: Service, poll_seconds: float = 0.5) -> bool:
-    """Waits for SIGINT, SIGTERM or SIGHUP, or for Ray to break. Whether it ended because it was told to."""
-    told = False
-
-    def on_signal(_number: int, _frame: Any) -> None:
-        nonlocal told
-        told = True
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, on_signal)
-    while not told and not service.broken():
-        time.sleep(poll_seconds)
-    return told

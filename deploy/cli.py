@@ -90,22 +90,13 @@ def _serve(settings: Settings) -> None:
     """The process of a service, from start to stop."""
     from muniment.deploy.ingress import build
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.default_int_handler)
-    try:
-        service = launcher.start(settings, build)
-    except KeyboardInterrupt:
-        return
-    try:
-        if _answers(service.url, READY_SECONDS):
-            console.print(f"ready: {service.url}   docs: {service.url}/docs   Ctrl-C stops it", highlight=False)
-        told = launcher.serve_until_told(service)
-    except KeyboardInterrupt:
-        told = True
-    finally:
-        service.stop()
-    if not told:
-        raise Unavailable("Ray ended by itself; everything else was stopped")
+    def announce(url: str) -> None:
+        if _answers(url, READY_SECONDS):
+            console.print(f"ready: {url}   docs: {url}/docs   Ctrl-C stops it", highlight=False, soft_wrap=True)
+        else:
+            errors.print(f"not ready after {READY_SECONDS:.0f} s; see muniment status", highlight=False)
+
+    launcher.run(settings, build, announce)
 
 
 def start_detached(settings: Settings) -> None:
