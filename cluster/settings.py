@@ -112,6 +112,12 @@ class LimitSettings(Group):
     batch_facts: int = Field(1000, ge=1, le=1000, description="Facts in one batch.")
 
 
+class AuthSettings(Group):
+    """Who may call."""
+
+    enabled: bool = Field(True, description="Ask for a key; off, whoever sends none is the operator.")
+
+
 class Settings(BaseSettings):
     """All settings of one service. Frozen; see ``load``."""
 
@@ -132,6 +138,7 @@ class Settings(BaseSettings):
     routers: RouterSettings = RouterSettings()
     workers: WorkerSettings = WorkerSettings()
     limits: LimitSettings = LimitSettings()
+    auth: AuthSettings = AuthSettings()
 
     @classmethod
     def settings_customise_sources(
