@@ -7,6 +7,7 @@ and the time. The same question always has the same answer, whatever the order o
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -24,7 +25,7 @@ from muniment.policies.authority import (
 )
 from muniment.policies.model import ConflictKind, Fact, Outcome, Scalar, Source, Status
 from muniment.policies.precedence_policy import SlotRules
-from muniment.policies.slot_view import NOTHING, REASONS, Consequences, Opening, Ruling, SlotView
+from muniment.policies.slot_view import NOTHING, REASONS, Consequences, Opening, Ruling, SlotView, promoted
 from muniment.policies.weighing import Rule, Stance, Weight, first_recorded, over, overlap, start, weigh
 
 _LOGGED_TEXT = 500
@@ -50,13 +51,13 @@ class _Case:
 
     def standing(self, incumbent: Fact) -> list[Fact]:
         """The incumbent and its evidence, as far as they meet the challenger and do not begin after it would hold."""
-        group = [incumbent, *(f for f in self.view.evidence if f.corroborates == incumbent.id)]
-        met = [
-            f
-            for f in group
-            if overlap(f, self.challenger) and not over(f, self.now) and (f is incumbent or start(f) <= self.horizon)
-        ]
-        return sorted(met, key=lambda f: (f.id != incumbent.id, first_recorded(f)))
+        evidence = [f for f in _evidence_of(self.view, incumbent.id) if self.holds(f) and start(f) <= self.horizon]
+        return [f for f in (incumbent, *evidence) if overlap(f, self.challenger)]
+
+    def holds(self, fact: Fact) -> bool:
+        """Whether the fact is in force when the challenger would be, or comes into force after that."""
+        known = (*self.view.current, *self.view.evidence)
+        return not over(fact, self.now) and not overtaken(fact, known, max(self.horizon, start(fact)))
 
 
 def decide(view: SlotView, challenger: Fact, actor: Actor, rules: SlotRules, now: datetime) -> Ruling:
@@ -69,26 +70,31 @@ def decide(view: SlotView, challenger: Fact, actor: Actor, rules: SlotRules, now
 
 
 def _case(view: SlotView, challenger: Fact, actor: Actor, rules: SlotRules, now: datetime) -> _Case:
+    facts = promoted((*view.current, *view.evidence), now)
+    view = replace(
+        view,
+        current=tuple(f for f in facts if f.corroborates is None),
+        evidence=tuple(f for f in facts if f.corroborates is not None),
+    )
     bare = _Case(view, challenger, actor, rules, now, (), (), ())
-    ordered = sorted((f for f in view.current if f.id != challenger.id), key=first_recorded)
-    live = tuple(f for f in ordered if not over(f, now) and not overtaken(f, ordered, bare.horizon))
+    live = tuple(f for f in view.current if f.id != challenger.id and bare.holds(f))
     met = [f for f in live if bare.standing(f)]
     # What begins later than the challenger takes over from it in time, unless the challenger is the stronger one.
     later = [f for f in met if start(f) > bare.horizon and (_same(bare, f) or not _outranks(bare, f))]
-    later.sort(key=lambda f: (start(f), first_recorded(f)))
     rivals = tuple(f for f in met if f not in later)
     return replace(bare, live=live, rivals=rivals, later=tuple(later))
 
 
-def overtaken(fact: Fact, current: list[Fact] | tuple[Fact, ...], now: datetime) -> bool:
+def overtaken(fact: Fact, current: Sequence[Fact], now: datetime) -> bool:
     """Whether the successor that was decided for the fact is among the current facts and has come into force."""
     return fact.superseded_by is not None and any(f.id == fact.superseded_by and start(f) <= now for f in current)
 
 
 def _outranks(case: _Case, other: Fact) -> bool:
-    return weigh(case.challenger, case.standing(other), case.rules, case.view.parents, case.now).rule is (
-        Rule.HIGHER_RANK
-    )
+    standing = case.standing(other)
+    if not standing:
+        return False
+    return weigh(case.challenger, standing, case.rules, case.view.parents, case.now).rule is Rule.HIGHER_RANK
 
 
 def _same(case: _Case, other: Fact) -> bool:
@@ -106,7 +112,7 @@ def _empty_slot(case: _Case) -> Ruling | None:
 
 def _admitted(case: _Case, outcome: Outcome, rule: Rule, incumbent: Fact | None) -> Ruling:
     status = Status.EXPIRED if over(case.challenger, case.now) else Status.CURRENT
-    unconfirmed = case.rules.sensitive and not is_owner(case.rules, case.actor) and status is Status.CURRENT
+    unconfirmed = not _may_change(case) and status is Status.CURRENT
     review = Opening(
         kind=ConflictKind.REVIEW,
         rule=Rule.SENSITIVE_UNCONFIRMED,
@@ -127,16 +133,19 @@ def _admitted(case: _Case, outcome: Outcome, rule: Rule, incumbent: Fact | None)
     )
 
 
-def _adopted(case: _Case) -> set[str]:
+def _ahead(case: _Case, released: Sequence[Fact]) -> list[Fact]:
+    return sorted((*case.later, *released), key=lambda f: (start(f), first_recorded(f)))
+
+
+def _adopted(case: _Case, released: Sequence[Fact] = ()) -> set[str]:
     """Facts of the same value that begin later, with nothing else between: they become the challenger's evidence."""
-    heads = {f.id for f in itertools.takewhile(lambda f: _same(case, f), case.later)}
+    heads = {f.id for f in itertools.takewhile(lambda f: _same(case, f), _ahead(case, released))}
     return heads | {f.id for f in case.view.evidence if f.corroborates in heads}
 
 
-def _successor(case: _Case, *released: Fact) -> str | None:
+def _successor(case: _Case, released: Sequence[Fact] = ()) -> str | None:
     """The fact of another value that will take over first."""
-    ahead = sorted((*case.later, *released), key=lambda f: (start(f), first_recorded(f)))
-    return next((f.id for f in ahead if not _same(case, f)), None)
+    return next((f.id for f in _ahead(case, released) if not _same(case, f)), None)
 
 
 def _equal_value(case: _Case) -> Ruling | None:
@@ -146,9 +155,7 @@ def _equal_value(case: _Case) -> Ruling | None:
         return None
     standing = case.standing(incumbent)
     best = min(rank(f, case.rules, case.view.parents) for f in standing)
-    moves = rank(case.challenger, case.rules, case.view.parents) <= best
-    if case.rules.sensitive and not is_owner(case.rules, case.actor):
-        moves = False
+    moves = _may_change(case) and rank(case.challenger, case.rules, case.view.parents) <= best
     review_at, old = review_date(case.challenger, case.rules), review_date(incumbent, case.rules)
     moved = review_at if moves and review_at is not None and (old is None or review_at > old) else None
     settled = {Rule.PAST_REVIEW} if moved is not None and moved > case.now else set()
@@ -162,10 +169,25 @@ def _equal_value(case: _Case) -> Ruling | None:
         reason=REASONS[Rule.EQUAL_VALUE],
         status=Status.CURRENT,
         incumbent_id=incumbent.id,
+        supersede=_outdone(case, incumbent),
         review_at=moved,
         counts=source_key(case.challenger.source) not in known,
         consequences=Consequences(withdraw=tuple(sorted(c.id for c in about_it if c.rule in settled))),
     )
+
+
+def _outdone(case: _Case, incumbent: Fact) -> tuple[str, ...]:
+    """Facts of other values that lie ahead and are too weak to take over from a value with this new evidence."""
+    ahead = [f for f in case.rivals if start(f) > case.horizon and not _same(case, f)]
+    writers = {f.writer for f in ahead}
+    if not _may_change(case) or not may_propose(case.rules, case.actor, incumbent.subject or "", writers):
+        return ()
+    ids = {f.id for f in ahead}
+    return tuple(sorted(ids | {f.id for f in case.view.evidence if f.corroborates in ids}))
+
+
+def _may_change(case: _Case) -> bool:
+    return not case.rules.sensitive or is_owner(case.rules, case.actor)
 
 
 def _evidence_of(view: SlotView, fact_id: str) -> list[Fact]:
@@ -192,7 +214,7 @@ def _ruled(case: _Case) -> Ruling | None:
 
 def _sensitive(case: _Case) -> Ruling | None:
     """Point 4: whatever the ranks."""
-    if not case.rules.sensitive or is_owner(case.rules, case.actor):
+    if _may_change(case):
         return None
     return _held(case, Rule.SENSITIVE_NEEDS_OWNER, case.rivals[0])
 
@@ -292,10 +314,10 @@ def _replaced(case: _Case, weight: Weight, incumbent: Fact) -> Ruling:
     ahead = effective_at if effective_at is not None and effective_at > case.now else None
     losers = {f.id for f in case.rivals}
     evidence = [f for f in case.view.evidence if f.corroborates in losers]
-    released = [f for f in evidence if start(f) > case.horizon and not _outranks(case, f)]
+    released = [f for f in evidence if case.holds(f) and start(f) > case.horizon and not _outranks(case, f)]
     leaving = losers | {f.id for f in evidence if f not in released}
     settled = consequences(case.view, case.challenger, frozenset(leaving), case.rules)
-    settled = replace(settled, adopt=tuple(sorted({*settled.adopt, *_adopted(case)})))
+    settled = replace(settled, adopt=tuple(sorted({*settled.adopt, *_adopted(case, released)})))
     return Ruling(
         outcome=Outcome.REPLACED,
         rule=weight.rule,
@@ -304,7 +326,7 @@ def _replaced(case: _Case, weight: Weight, incumbent: Fact) -> Ruling:
         incumbent_id=incumbent.id,
         supersede=tuple(sorted(leaving)),
         takes_effect_at=ahead,
-        successor_id=_successor(case, *released),
+        successor_id=_successor(case, released),
         release=tuple(sorted(f.id for f in released)),
         consequences=NOTHING if ahead else settled,
     )

@@ -161,6 +161,8 @@ def parse_policy(data: Any, pointer: str = "") -> PrecedencePolicy:
             {"pointer": pointer + _json_pointer(item["loc"]), "message": item["msg"].removeprefix("Value error, ")}
             for item in error.errors(include_url=False, include_context=False, include_input=False)
         ]
+        # A list whose item is wrong is also "too short" for pydantic; the item's own error says it all.
+        wrong = [w for w in wrong if not any(o["pointer"].startswith(w["pointer"] + "/") for o in wrong)]
         first = wrong[0]
         raise InvalidInput(f"{first['pointer'] or '/'}: {first['message']}", errors=wrong) from error
 
@@ -207,9 +209,9 @@ def resolve(policy: PrecedencePolicy, slot: Slot) -> SlotRules:
 
     Each property comes from the most specific entry that has it. Entries in order: ``slots``, then ``fields``; within
     ``fields`` a name without wildcards before any glob, then the longer glob, then the one with more literal
-    characters, then the smaller one in code point order. ``slots`` sort by: number of exact names, length of both
-    globs together, literal characters, then subject and field in code point order. A field is sensitive if
-    ``sensitive_fields`` has it, unless an entry of ``fields`` says otherwise. A personal fact belongs to its user.
+    characters, then the smaller one in code point order. ``slots`` sort by: number of exact names, an exact subject,
+    length of both globs together, literal characters, then subject and field in code point order. A field is sensitive
+    if ``sensitive_fields`` has it, unless an entry of ``fields`` says otherwise. A personal fact belongs to its user.
     """
     subject, field = fold(slot.subject), fold(slot.field)
     by_field = _matching_fields(policy.fields, field)
@@ -257,10 +259,17 @@ def _glob_order(glob: str) -> tuple[bool, int, int, str]:
     return (not _exact(glob), -len(glob), -_literals(glob), glob)
 
 
-def _slot_order(entry: SlotPolicy) -> tuple[int, int, int, str, str]:
+def _slot_order(entry: SlotPolicy) -> tuple[int, bool, int, int, str, str]:
     subject, field = entry.subject, entry.field
     exact = _exact(subject) + _exact(field)
-    return (-exact, -len(subject) - len(field), -_literals(subject) - _literals(field), subject, field)
+    return (
+        -exact,
+        not _exact(subject),
+        -len(subject) - len(field),
+        -_literals(subject) - _literals(field),
+        subject,
+        field,
+    )
 
 
 def glob_matches(glob: str, folded: str) -> bool:

@@ -1,22 +1,24 @@
 """What a slot held at some time, as known at some time; and what it holds now (API.md, ``as_of`` and ``known_at``).
 
 A slot's history is a set of facts and what happened to them. Which fact held at an instant follows from the set, not
-from the order in which it was told: a fact holds if nothing admitted beats it. One fact beats another of a different
-value with which it shares a moment if it is stronger by ruling, by rank, or at equal rank by date.
+from the order in which it was told. The strongest fact (by ruling, by rank, at equal rank by date) holds for its whole
+period; every weaker one of another value holds until a stronger one that meets it takes over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
+from functools import cmp_to_key
 
 from muniment.policies.authority import key_of, rank, review_date
 from muniment.policies.model import Fact, Status
 from muniment.policies.precedence import overtaken
 from muniment.policies.precedence_policy import SlotRules
-from muniment.policies.weighing import DUSK, first_recorded, over, overlap, start
+from muniment.policies.slot_view import promoted
+from muniment.policies.weighing import DAWN, DUSK, first_recorded, overlap, start
 
 RulesAt = Callable[[datetime], SlotRules]
 """The slot's rules as the policy stood at a moment, so that a changed policy does not rewrite what was decided."""
@@ -53,6 +55,9 @@ class SlotRecord:
     events: tuple[SlotEvent, ...] = ()
 
 
+_Span = tuple[datetime, datetime]
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     """A fact as it counts at one knowledge time."""
@@ -60,7 +65,7 @@ class _Known:
     fact: Fact
     value: str
     ruled_at: datetime | None
-    ends: datetime | None
+    ends: datetime
 
 
 def as_of(
@@ -78,13 +83,14 @@ def as_of(
     on the order of ``history``. ``parents``: as in ``SlotView``.
     """
     known = [k for record in history if (k := _known(record, known_at, rules_at)) and start(k.fact) <= instant]
-    latest = rules_at(known_at)
-    strongest_first = sorted(known, key=lambda k: _strength(k, latest, parents))
-    for candidate in strongest_first:
-        if candidate.ends is not None and candidate.ends <= instant:
-            continue
-        if not any(_beats(other, candidate, known, instant, rules_at, parents) for other in strongest_first):
+    known.sort(key=lambda k: first_recorded(k.fact))
+    court = _Court(tuple(known), rules_at, parents)
+    reigns: list[tuple[_Known, list[_Span]]] = []
+    for candidate in sorted(known, key=cmp_to_key(court.compare)):
+        spans = court.reign(candidate, reigns)
+        if any(begins <= instant < ends for begins, ends in spans):
             return candidate.fact
+        reigns.append((candidate, spans))
     return None
 
 
@@ -98,41 +104,65 @@ def _known(record: SlotRecord, known_at: datetime, rules_at: RulesAt) -> _Known 
         return None
     ruled_at = max((e.at for e in events if e.change is Change.WON_RULING), default=None)
     ends = [e.at for e in events if e.change is Change.EXPIRED]
-    if fact.expires_at is not None:
-        ends.append(fact.expires_at)
-    return _Known(fact, key_of(fact, rules_at(known_at)), ruled_at, min(ends, default=None))
+    return _Known(fact, key_of(fact, rules_at(known_at)), ruled_at, min((*ends, fact.expires_at or DUSK)))
 
 
-def _strength(known: _Known, rules: SlotRules, parents: Mapping[str, Fact]) -> tuple[int, timedelta, datetime, str]:
-    """Sorts the strongest first; the first recorded of equals before the others."""
-    fact = known.fact
-    return rank(fact, rules, parents), DUSK - start(fact), *first_recorded(fact)
+@dataclass(frozen=True, slots=True)
+class _Court:
+    """The facts of one question, and who of two is the stronger."""
+
+    known: tuple[_Known, ...]
+    rules_at: RulesAt
+    parents: Mapping[str, Fact]
+
+    def compare(self, left: _Known, right: _Known) -> int:
+        """Negative where ``left`` is the stronger: by ruling, by rank, by date, by who was there first."""
+        if _ruled_over(left, right) or _ruled_over(right, left):
+            return -1 if _ruled_over(left, right) else 1
+        met_at = max(left.fact.recorded_at, right.fact.recorded_at)
+        rules = self.rules_at(met_at)
+        ranks = rank(left.fact, rules, self.parents) - rank(right.fact, rules, self.parents)
+        if ranks != 0:
+            return ranks
+        undated = self._dated_elsewhere(left, right, rules) - self._dated_elsewhere(right, left, rules)
+        if undated != 0:
+            return undated
+        return -1 if _later(left.fact, right.fact, rules, met_at) else 1
+
+    def reign(self, fact: _Known, stronger: Sequence[tuple[_Known, list[_Span]]]) -> list[_Span]:
+        """When the fact holds: its period, up to where the first stronger fact takes over from it for good."""
+        spans = [(start(fact.fact), fact.ends)]
+        for other, reign in stronger:
+            if other.value == fact.value or self.compare(other, fact) > 0:
+                continue
+            met_at = max(other.fact.recorded_at, fact.fact.recorded_at, other.ruled_at or DAWN)
+            for span in reign:
+                # What was over when the two met has settled its own time only.
+                spans = _without(spans, span, span[1] if other.ends <= met_at else DUSK)
+        return spans
+
+    def _dated_elsewhere(self, undated: _Known, other: _Known, rules: SlotRules) -> bool:
+        """Whether it is an undated corroboration, and an equally strong one gives its value a date: that one counts."""
+        fact = undated.fact
+        if fact.effective_at is not None or fact.corroborates is None:
+            return False
+        place = rank(fact, rules, self.parents)
+        return any(
+            k.value == undated.value
+            and k.fact.effective_at is not None
+            and overlap(k.fact, other.fact)
+            and rank(k.fact, rules, self.parents) == place
+            for k in self.known
+        )
 
 
-def _beats(
-    winner: _Known,
-    loser: _Known,
-    known: Sequence[_Known],
-    instant: datetime,
-    rules_at: RulesAt,
-    parents: Mapping[str, Fact],
-) -> bool:
-    if winner.value == loser.value or not overlap(winner.fact, loser.fact):
-        return False
-    met_at = max(winner.fact.recorded_at, loser.fact.recorded_at)
-    if winner.ends is not None and winner.ends <= min(max(met_at, winner.ruled_at or met_at), instant):
-        return False
-    if _ruled_over(loser, winner):
-        return False
-    if _ruled_over(winner, loser):
-        return True
-    rules = rules_at(met_at)
-    ours, theirs = rank(winner.fact, rules, parents), rank(loser.fact, rules, parents)
-    if ours != theirs:
-        return ours < theirs
-    if _dated_elsewhere(winner, loser, known, rules, parents):
-        return False
-    return _later(winner.fact, loser.fact, rules, met_at)
+def _without(spans: list[_Span], reign: _Span, until: datetime) -> list[_Span]:
+    """The spans less everything from where ``reign`` meets them up to ``until``; all of them where it meets none."""
+    begins, ends = reign
+    if not any(max(first, begins) < min(last, ends) for first, last in spans):
+        return spans
+    kept = [part for first, last in spans for part in ((first, min(last, begins)), (max(first, until), last))]
+    return [(first, last) for first, last in kept if first < last]
 
 
 def _ruled_over(winner: _Known, loser: _Known) -> bool:
@@ -142,23 +172,6 @@ def _ruled_over(winner: _Known, loser: _Known) -> bool:
     if loser.ruled_at is not None:
         return winner.ruled_at > loser.ruled_at
     return start(loser.fact) <= winner.ruled_at
-
-
-def _dated_elsewhere(
-    undated: _Known, other: _Known, known: Sequence[_Known], rules: SlotRules, parents: Mapping[str, Fact]
-) -> bool:
-    """Whether it is an undated corroboration, and an equally strong one gives its value a date: that one counts."""
-    fact = undated.fact
-    if fact.effective_at is not None or fact.corroborates is None:
-        return False
-    place = rank(fact, rules, parents)
-    return any(
-        k.value == undated.value
-        and k.fact.effective_at is not None
-        and overlap(k.fact, other.fact)
-        and rank(k.fact, rules, parents) == place
-        for k in known
-    )
 
 
 def _later(winner: Fact, loser: Fact, rules: SlotRules, met_at: datetime) -> bool:
@@ -185,8 +198,9 @@ def read(facts: Sequence[Fact], rules: SlotRules, parents: Mapping[str, Fact], n
     Where two overlap undecided (an import, a changed comparator) the rules name the incumbent, and the others are to be
     shown as a dispute and put on the owner's list. ``facts`` may hold corroborations; they lend their rank and dates.
     """
-    active = [f for f in facts if f.status is Status.CURRENT and f.in_force(now) and not over(f, now)]
-    heads = [f for f in active if f.corroborates is None and not overtaken(f, tuple(facts), now)]
+    current = promoted([f for f in facts if f.status is Status.CURRENT], now)
+    active = [f for f in current if f.in_force(now)]
+    heads = [f for f in active if f.corroborates is None and not overtaken(f, current, now)]
     if not heads:
         return Reading(None)
     records = [SlotRecord(f) for f in active if f in heads or any(f.corroborates == h.id for h in heads)]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from datetime import datetime
 from typing import Any
 
 from muniment.policies.authority import Actor
 from muniment.policies.model import ConflictKind, Fact, Outcome, Status
-from muniment.policies.weighing import Rule
+from muniment.policies.weighing import Rule, first_recorded, over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,24 @@ class SlotView:
     parents: Mapping[str, Fact] = dataclass_field(default_factory=dict)
 
 
+def promoted(facts: Sequence[Fact], now: datetime) -> list[Fact]:
+    """The facts, incumbents and corroborations, as they stand when some incumbents have expired.
+
+    Where corroborations outlive their incumbent, the first recorded of them takes its place and the others follow it:
+    the same value still holds.
+    """
+    heads = {f.id for f in facts if f.corroborates is None and not over(f, now)}
+    heirs: dict[str, str] = {}
+    regrouped = []
+    for fact in sorted(facts, key=first_recorded):
+        leader = fact.corroborates
+        if leader is not None and leader not in heads and not over(fact, now):
+            heir = heirs.setdefault(leader, fact.id)
+            fact = replace(fact, corroborates=None if heir == fact.id else heir)
+        regrouped.append(fact)
+    return regrouped
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
     """Something to put on the owner's list. ``subject_id``: the fact in use that it is about."""
@@ -94,10 +112,11 @@ class Ruling:
 
     ``status``: the challenger's. ``incumbent_id``: the fact it was weighed against. ``supersede``: facts that leave,
     evidence included, at ``takes_effect_at`` where that is given (the challenger's effective date lies ahead; until
-    then mark them ``superseded_by`` only). ``successor_id``: a current fact of a later date that will supersede the
-    challenger. ``release``: evidence of the losers that begins later than the challenger and stands on
-    its own again. ``open``: new entries for the owner's list; ``join``: the open conflict that takes the challenger as
-    evidence. ``review_at``: the incumbent's new review date. ``counts``: whether a corroboration is a new source.
+    then mark them ``superseded_by`` only). A corroboration supersedes too: weaker facts that lay ahead, by the
+    incumbent. ``release``: evidence of the losers that begins later than the challenger and stands on its own again.
+    ``successor_id``: a current fact of a later date that will supersede the challenger. ``open``: new entries for the
+    owner's list. ``join``: the open conflict that takes the challenger as evidence. ``review_at``: the incumbent's new
+    review date. ``counts``: whether a corroboration is a new source.
     """
 
     outcome: Outcome

@@ -59,7 +59,9 @@ def same_value(left: Scalar, right: Scalar, comparator: Comparator | None = None
 
 
 def _as_text(value: str | int | float) -> str:
-    return value if isinstance(value, str) else format(_number(value), "f")
+    if isinstance(value, str):
+        return value
+    return format(_number(int(value) if isinstance(value, float) and value.is_integer() else value), "f")
 
 
 def _number(value: int | float) -> Decimal:
