@@ -28,7 +28,8 @@ def build(settings: Settings) -> serve.Application:
 
         return create_app(open_services(settings), settings)
 
-    return deployment(replica).bind()
+    application: serve.Application = deployment(replica).bind()
+    return application
 
 
 def deployment(make_app: Any) -> Any:

@@ -10,9 +10,8 @@ from types import MappingProxyType
 
 from muniment.policies.errors import Forbidden, InvalidInput, Unauthenticated
 from muniment.policies.model import SourceKind, nfc
+from muniment.policies.precedence_policy import UNASSIGNED
 
-#: The owner of a slot for which no policy names one: every owner key sees it and may rule.
-UNASSIGNED = "unassigned"
 #: What the actor of a key without a user begins with; no user id may, so that none can pass for a key.
 KEY_ACTOR_PREFIX = "key:"
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from muniment.policies.access import (
     TABLE,
-    UNASSIGNED,
     Extent,
     Grant,
     Permission,
@@ -26,6 +25,7 @@ from muniment.policies.access import (
 )
 from muniment.policies.errors import Forbidden, InvalidInput, Unauthenticated
 from muniment.policies.model import SourceKind
+from muniment.policies.precedence_policy import UNASSIGNED
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
