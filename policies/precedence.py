@@ -66,16 +66,20 @@ def decide(view: SlotView, challenger: Fact, actor: Actor, rules: SlotRules, now
         raise ValueError(f"{challenger.id} is in no slot")
     case = _case(view, challenger, actor, rules, now)
     ruling = next(filter(None, (step(case) for step in _STEPS)))
-    return _with_inputs(case, ruling)
+    warnings = label_warnings(challenger, rules)
+    if ruling.outcome is Outcome.STORED and not ruling.open:
+        return replace(ruling, warnings=warnings) if warnings else ruling
+    return replace(ruling, warnings=warnings, inputs=_inputs(case))
 
 
 def _case(view: SlotView, challenger: Fact, actor: Actor, rules: SlotRules, now: datetime) -> _Case:
-    facts = promoted((*view.current, *view.evidence), now)
-    view = replace(
-        view,
-        current=tuple(f for f in facts if f.corroborates is None),
-        evidence=tuple(f for f in facts if f.corroborates is not None),
-    )
+    if view.current or view.evidence:
+        facts = promoted((*view.current, *view.evidence), now)
+        view = replace(
+            view,
+            current=tuple(f for f in facts if f.corroborates is None),
+            evidence=tuple(f for f in facts if f.corroborates is not None),
+        )
     bare = _Case(view, challenger, actor, rules, now, (), (), ())
     live = tuple(f for f in view.current if f.id != challenger.id and bare.holds(f))
     met = [f for f in live if bare.standing(f)]
@@ -119,8 +123,9 @@ def _admitted(case: _Case, outcome: Outcome, rule: Rule, incumbent: Fact | None)
         reason=REASONS[Rule.SENSITIVE_UNCONFIRMED],
         subject_id=case.challenger.id,
     )
-    settled = consequences(case.view, case.challenger, frozenset(), case.rules)
-    settled = replace(settled, adopt=tuple(sorted({*settled.adopt, *_adopted(case)})))
+    settled = consequences(case.view, case.challenger, frozenset(), case.rules) if case.view.conflicts else NOTHING
+    if case.later:
+        settled = replace(settled, adopt=tuple(sorted({*settled.adopt, *_adopted(case)})))
     return Ruling(
         outcome=outcome,
         rule=rule,
@@ -357,9 +362,9 @@ def consequences(
     return Consequences(withdraw=tuple(withdraw), redecide=tuple(redecide), adopt=tuple(sorted(set(adopt))))
 
 
-def _with_inputs(case: _Case, ruling: Ruling) -> Ruling:
+def _inputs(case: _Case) -> dict[str, Any]:
     parents = case.view.parents
-    inputs = {
+    return {
         "challenger": fact_inputs(case.challenger, rank(case.challenger, case.rules, parents)),
         "incumbents": [fact_inputs(f, rank(f, case.rules, parents)) for f in case.rivals],
         "evidence": [
@@ -369,7 +374,6 @@ def _with_inputs(case: _Case, ruling: Ruling) -> Ruling:
         "rules": case.rules.to_dict(),
         "now": _moment(case.now),
     }
-    return replace(ruling, inputs=inputs, warnings=label_warnings(case.challenger, case.rules))
 
 
 def fact_inputs(fact: Fact, place: int) -> dict[str, Any]:

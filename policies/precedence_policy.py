@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -272,9 +273,14 @@ def _slot_order(entry: SlotPolicy) -> tuple[int, bool, int, int, str, str]:
     )
 
 
+@lru_cache(maxsize=8_192)
+def _folded(glob: str) -> str:
+    return fold(glob)
+
+
 def glob_matches(glob: str, folded: str) -> bool:
     """Whether the glob names the folded text. Time is at most the product of the lengths, whatever the glob."""
-    pattern = fold(glob)
+    pattern = _folded(glob)
     at = in_text = 0
     star, resume = -1, 0
     while in_text < len(folded):

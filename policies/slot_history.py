@@ -21,7 +21,10 @@ from muniment.policies.slot_view import promoted
 from muniment.policies.weighing import DAWN, DUSK, first_recorded, overlap, start
 
 RulesAt = Callable[[datetime], SlotRules]
-"""The slot's rules as the policy stood at a moment, so that a changed policy does not rewrite what was decided."""
+"""The slot's rules as the policy stood at a moment, so that a changed policy does not rewrite what was decided.
+
+It should return one object for one version of the policy: the rules are compared by identity.
+"""
 
 
 class Change(StrEnum):
@@ -84,7 +87,9 @@ def as_of(
     """
     known = [k for record in history if (k := _known(record, known_at, rules_at)) and start(k.fact) <= instant]
     known.sort(key=lambda k: first_recorded(k.fact))
-    court = _Court(tuple(known), rules_at, parents)
+    latest = rules_at(known_at)
+    places = {k.fact.id: rank(k.fact, latest, parents) for k in known}
+    court = _Court(tuple(known), rules_at, latest, places, parents)
     reigns: list[tuple[_Known, list[_Span]]] = []
     for candidate in sorted(known, key=cmp_to_key(court.compare)):
         spans = court.reign(candidate, reigns)
@@ -113,7 +118,13 @@ class _Court:
 
     known: tuple[_Known, ...]
     rules_at: RulesAt
+    latest: SlotRules
+    places: Mapping[str, int]
     parents: Mapping[str, Fact]
+
+    def place(self, fact: Fact, rules: SlotRules) -> int:
+        """The fact's rank under the rules; those under the latest are known already."""
+        return self.places[fact.id] if rules is self.latest else rank(fact, rules, self.parents)
 
     def compare(self, left: _Known, right: _Known) -> int:
         """Negative where ``left`` is the stronger: by ruling, by rank, by date, by who was there first."""
@@ -121,7 +132,7 @@ class _Court:
             return -1 if _ruled_over(left, right) else 1
         met_at = max(left.fact.recorded_at, right.fact.recorded_at)
         rules = self.rules_at(met_at)
-        ranks = rank(left.fact, rules, self.parents) - rank(right.fact, rules, self.parents)
+        ranks = self.place(left.fact, rules) - self.place(right.fact, rules)
         if ranks != 0:
             return ranks
         undated = self._dated_elsewhere(left, right, rules) - self._dated_elsewhere(right, left, rules)
@@ -146,12 +157,12 @@ class _Court:
         fact = undated.fact
         if fact.effective_at is not None or fact.corroborates is None:
             return False
-        place = rank(fact, rules, self.parents)
+        place = self.place(fact, rules)
         return any(
             k.value == undated.value
             and k.fact.effective_at is not None
             and overlap(k.fact, other.fact)
-            and rank(k.fact, rules, self.parents) == place
+            and self.place(k.fact, rules) == place
             for k in self.known
         )
 

@@ -116,7 +116,8 @@ class Ruling:
     incumbent. ``release``: evidence of the losers that begins later than the challenger and stands on its own again.
     ``successor_id``: a current fact of a later date that will supersede the challenger. ``open``: new entries for the
     owner's list. ``join``: the open conflict that takes the challenger as evidence. ``review_at``: the incumbent's new
-    review date. ``counts``: whether a corroboration is a new source.
+    review date. ``counts``: whether a corroboration is a new source. ``inputs``: what the decision log keeps;
+    empty for what is plainly stored.
     """
 
     outcome: Outcome
