@@ -24,9 +24,11 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What answers: ``MemoryService``, ``EffectService`` and ``AdminService``."""
+    """What answers: ``MemoryService``, ``ConflictService``, ``RecordService``, ``EffectService``, ``AdminService``."""
 
     memory: Any
+    conflicts: Any
+    records: Any
     effects: Any
     admin: Any
 
@@ -87,22 +89,22 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              lambda a, p, n, _: a.memory.erase_user(p, n[0]), "Erase a user's personal facts"),
     # Conflicts, policies, decisions
     Endpoint("conflicts", "GET", "/v1/conflicts", _P.LIST_CONFLICTS, s.ConflictsQuery,
-             lambda a, p, _, r: a.memory.list_conflicts(p, r), "List conflicts, reviews and notices"),
+             lambda a, p, _, r: a.conflicts.list_conflicts(p, r), "List conflicts, reviews and notices"),
     Endpoint("resolve", "POST", "/v1/conflicts/{id}/resolution", _P.RULE_CONFLICTS, s.ResolutionRequest,
-             lambda a, p, n, r: a.memory.resolve_conflict(p, n[0], r), "Rule on a conflict"),
+             lambda a, p, n, r: a.conflicts.resolve_conflict(p, n[0], r), "Rule on a conflict"),
     Endpoint("audit", "POST", "/v1/conflicts/audit", _P.CURATE, s.AuditRequest,
-             lambda a, p, _, r: a.memory.audit_conflicts(p, r), "Find contradictions that lie in the store",
+             lambda a, p, _, r: a.conflicts.audit_conflicts(p, r), "Find contradictions that lie in the store",
              optional_body=True),
     Endpoint("precedence", "GET", "/v1/policies/precedence", _P.CURATE, None,
              lambda a, p, _n, _: a.admin.precedence(p), "The precedence policy in force"),
     Endpoint("set_precedence", "PUT", "/v1/policies/precedence", _P.CURATE, s.PrecedenceRequest,
              lambda a, p, _, r: a.admin.set_precedence(p, r), "Replace the precedence policy"),
     Endpoint("simulate", "POST", "/v1/policies/precedence/simulate", _P.CURATE, s.SimulateRequest,
-             lambda a, p, _, r: a.memory.simulate_policy(p, r), "What a policy would have decided differently"),
+             lambda a, p, _, r: a.conflicts.simulate_policy(p, r), "What a policy would have decided differently"),
     Endpoint("decisions", "GET", "/v1/decisions", _P.READ_DECISIONS, s.DecisionsQuery,
-             lambda a, p, _, r: a.memory.decisions(p, r), "List decisions"),
+             lambda a, p, _, r: a.records.decisions(p, r), "List decisions"),
     Endpoint("verify", "GET", "/v1/decisions/verify", _P.READ_STATS, None,
-             lambda a, p, _n, _: a.memory.verify(p), "Walk the decision log's chains of hashes"),
+             lambda a, p, _n, _: a.records.verify(p), "Walk the decision log's chains of hashes"),
     # Effects
     Endpoint("classify", "PUT", "/v1/tools/{tool}/classification", _P.CURATE, s.ClassificationRequest,
              lambda a, p, n, r: a.admin.classify(p, n[0], r), "Say which arguments of a tool name its effect"),
@@ -126,7 +128,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              lambda a, p, n, r: a.effects.trail(p, n[0], r), "The recorded decisions of a run, in order"),
     # Operations
     Endpoint("stats", "GET", "/v1/stats", _P.READ_STATS, None,
-             lambda a, p, _n, _: a.memory.stats(p), "Counts and sizes of the company"),
+             lambda a, p, _n, _: a.records.stats(p), "Counts and sizes of the company"),
     Endpoint("create_company", "POST", "/v1/companies", _P.OPERATE, s.CompanyRequest,
              lambda a, p, _, r: a.admin.create_company(p, r), "Create a company; one that exists stays as it is",
              company=False),

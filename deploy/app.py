@@ -163,7 +163,7 @@ def _add_probes(app: FastAPI, services: Services) -> None:
     @app.get("/readyz", summary="Whether every needed part answers", tags=["probes"])
     async def readyz(request: Request) -> Response:
         async def work() -> Response:
-            parts = await services.memory.ready()
+            parts = await services.records.ready()
             return json_response(parts, 503 if parts["down"] else 200)
 
         return await _told(request, work)

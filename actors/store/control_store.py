@@ -69,24 +69,24 @@ class ControlStore:
     """Companies, keys, classifications, policies, partitions and calibrations in one database."""
 
     def __init__(self, url: str, clock: Clock = system_clock) -> None:
-        self._engine = open_engine(url)
+        self.engine = open_engine(url)
         self._clock = clock
-        create_schema(self._engine, TABLES)
+        create_schema(self.engine, TABLES)
         #: Whether a read is a look into a file of this machine.
-        self.local = self._engine.dialect.name == "sqlite"
+        self.local = self.engine.dialect.name == "sqlite"
 
     def close(self) -> None:
         """Closes the connections."""
-        self._engine.dispose()
+        self.engine.dispose()
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
-        with _available(), self._engine.connect() as connection:
+        with _available(), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
-        with _available(), writing(self._engine).begin() as connection:
+        with _available(), writing(self.engine).begin() as connection:
             yield connection
 
     # Companies

@@ -79,21 +79,21 @@ class World:
     def __init__(self, folder: Any, **limits: int) -> None:
         self.store = ControlStore(sqlite_url(folder / "control.db"))
         self.operator = new_key(OPERATOR_ID)
-        self.memory, self.effects = Recording(), Recording()
+        self.memory, self.conflicts, self.records, self.effects = self.recording = [Recording() for _ in range(4)]
         self.admin = AdminService(self.store)
         settings = Settings(data_dir=folder, limits=LimitSettings(**limits))
-        self.app = create_app(Services(self.memory, self.effects, self.admin), settings)
+        self.app = create_app(Services(self.memory, self.conflicts, self.records, self.effects, self.admin), settings)
         self.begin()
 
     def begin(self) -> None:
         """One company, the operator's key, and nothing else."""
-        with self.store._engine.begin() as connection:
+        with self.store.engine.begin() as connection:
             for table in reversed(TABLES):
                 connection.execute(table.delete())
         self.store.adopt_operator_key(self.operator)
         self.store.create_company("acme", "key:operator")
-        self.memory.__init__()  # type: ignore[misc]
-        self.effects.__init__()  # type: ignore[misc]
+        for recording in self.recording:
+            recording.__init__()  # type: ignore[misc]
 
     def key(self, *roles: str, company: str = "acme", **granted: Any) -> str:
         return self.store.create_key(company, "test", roles=frozenset(Role(role) for role in roles), **granted)[0]
@@ -119,7 +119,7 @@ class World:
 
     @property
     def calls(self) -> int:
-        return len(self.memory.calls) + len(self.effects.calls)
+        return sum(len(recording.calls) for recording in self.recording)
 
     def close(self) -> None:
         self.admin.close()
@@ -210,7 +210,7 @@ def test_an_operator_names_a_company_that_exists(world):
             is_problem(world.call(endpoint, world.operator, headers={"X-Company": "globex"}), 404)
     assert world.calls == 0
     assert world.send("GET", "/v1/stats", world.operator, headers={"X-Company": "acme"}).status_code == 200
-    assert world.memory.calls[0][1].company == "acme"
+    assert world.records.calls[0][1].company == "acme"
     for name in ("a/b", "x" * 200):
         is_problem(world.send("GET", "/v1/stats", world.operator, headers={"X-Company": name}), 422)
 
@@ -260,7 +260,7 @@ def test_every_verb_reaches_its_service(world, endpoint):
     response = world.call(endpoint, key, headers={"X-Company": "acme"})
     assert response.status_code == (404 if endpoint.verb == "revoke_key" else 200)
     assert response.headers["content-type"] == ("application/json" if response.status_code == 200 else MEDIA_TYPE)
-    calls = world.memory.calls + world.effects.calls
+    calls = [call for recording in world.recording for call in recording.calls]
     if calls:
         verb, principal, arguments = calls[0]
         assert response.json() == {"verb": verb}
@@ -427,10 +427,10 @@ def test_any_text_comes_back_as_utf_8(world, agent):
 def test_probes(world):
     assert world.send("GET", "/healthz").json() == {"status": "ok"}
     assert world.send("HEAD", "/healthz").status_code == 200
-    world.memory.parts = {"down": [], "degraded": ["reranker"]}
+    world.records.parts = {"down": [], "degraded": ["reranker"]}
     ready = world.send("GET", "/readyz")
     assert (ready.status_code, ready.json()["degraded"]) == (200, ["reranker"])
-    world.memory.parts = {"down": ["store"], "degraded": []}
+    world.records.parts = {"down": ["store"], "degraded": []}
     down = world.send("GET", "/readyz")
     assert (down.status_code, down.json()["down"]) == (503, ["store"])
 

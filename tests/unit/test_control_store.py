@@ -112,7 +112,7 @@ def test_what_a_company_may_grow_is_bounded(store, monkeypatch):
     for n in range(5):
         store.put_classification("acme", "mail", {"n": n}, "ana")
     assert store.classification("acme", "mail").version == 6
-    with store._engine.connect() as connection:
+    with store.engine.connect() as connection:
         assert connection.execute(sa.text("select count(*) from classifications")).scalar() == 2
 
 
@@ -250,13 +250,13 @@ def test_several_processes_write_one_chain(store, url):
 def test_a_changed_entry_is_found(store):
     store.create_key("acme", "ana", roles=AGENT)
     store.create_key("acme", "ana", roles=AGENT)
-    with store._engine.begin() as connection:
+    with store.engine.begin() as connection:
         connection.execute(sa.text("update control_decisions set body = X'00' where seq = 2"))
     assert store.verify("acme") == (1, {"stream": "control/acme", "seq": 2})
 
 
 def test_a_store_that_cannot_be_read_is_unavailable(store):
-    with store._engine.begin() as connection:
+    with store.engine.begin() as connection:
         connection.execute(sa.text("drop table access_keys"))
     with pytest.raises(StoreUnavailable):
         store.grant_of(new_key("k_1"))
