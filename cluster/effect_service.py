@@ -98,7 +98,8 @@ class EffectService:
             await self._ledgers.of_run(company, op.run_id).propose(op._replace(no_key=reason.value), 0)
             raise
         ledger = self._ledgers.of_key(key)
-        return _proposed(await ledger.propose(op._replace(key=key), request.wait_ms / 1000))
+        proposed = await ledger.propose(op._replace(key=key), request.wait_ms / 1000)
+        return _proposed(proposed, classification.lease_seconds)
 
     async def confirm(self, principal: Principal, request: ReservationRequest) -> Answer:
         """Says that the tool returned success."""
@@ -120,6 +121,19 @@ class EffectService:
         settled = await self._ledgers.of_key(token.key).settle(op)
         times = {"confirmed_at": settled.confirmed_at, "expires_at": settled.expires_at}
         return {"state": settled.state, "late": settled.late} | _times(times)
+
+    async def erase_company(self, company: str) -> dict[str, int]:
+        """Erases all effects of a company and their trail: counts."""
+        return await self._ledgers.erase(company)
+
+    async def remaining_of(self, company: str) -> int:
+        """How many rows there still are of a company."""
+
+        def count() -> int:
+            with self._engine.connect() as connection:
+                return effect_store.count_of(connection, company)
+
+        return await asyncio.to_thread(count)
 
     async def list_effects(self, principal: Principal, request: EffectsQuery) -> Answer:
         """Keys and their state; what is reserved is listed oldest first, everything else in no order of time.
@@ -299,7 +313,7 @@ def _times(values: dict[str, int | None]) -> dict[str, str]:
     return {name: to_rfc3339(moment(value)) for name, value in values.items() if value is not None}
 
 
-def _proposed(proposed: Proposed) -> Answer:
+def _proposed(proposed: Proposed, lease_seconds: float | None = None) -> Answer:
     answer: Answer = {
         "verdict": proposed.verdict,
         "decision_id": proposed.decision_id,
@@ -307,7 +321,8 @@ def _proposed(proposed: Proposed) -> Answer:
         "run": {"duplicates": proposed.duplicates, "stop": proposed.stop},
     }
     if proposed.token is not None:
-        answer["reservation"] = {"token": proposed.token, **_times({"expires_at": proposed.expires_at})}
+        times = _times({"expires_at": proposed.expires_at})
+        answer["reservation"] = {"token": proposed.token, **times, "lease_seconds": lease_seconds}
     if proposed.verdict == Verdict.DUPLICATE.value:
         answer["origin"] = origin(proposed.origin_run, proposed.origin_step, proposed.confirmed_at)
         answer["policy"] = proposed.policy

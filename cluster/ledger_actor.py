@@ -93,7 +93,8 @@ def create_ledger(
 
     ``url``: the effects' store. The caller waits for ``health`` where it needs the ledger to be serving.
     """
-    remote: Any = ray.remote(concurrency_groups=_GROUPS)(actor_class)
+    ray_remote: Any = ray.remote
+    remote = ray_remote(concurrency_groups=_GROUPS)(actor_class)
     return remote.options(
         name=name,
         namespace=namespace,
