@@ -18,13 +18,14 @@ import sqlalchemy as sa
 from muniment.actors.clock import Clock, system_clock
 from muniment.actors.ports import Record
 from muniment.actors.recall import Candidate, RecallPlan, recall
+from muniment.actors.slot_rulings import SlotRulings
 from muniment.actors.slot_writer import Policies, SlotWriter, Written
 from muniment.actors.store import memory_store as store
 from muniment.actors.store.engine import Fence
 from muniment.actors.store.group_commit import GroupCommitter
 from muniment.actors.tenant import Tenant, Visibility, resident_of
 from muniment.actors.tier_index import Kind
-from muniment.policies.model import Tier
+from muniment.policies.model import Scope, Slot, Tier
 from muniment.policies.retention import RetentionSettings
 from muniment.policies.routing import RecallProfile
 
@@ -44,7 +45,21 @@ class ShardSettings:
 class MemoryShard:
     """The body of a memory shard actor. Its methods run on one event loop and never block it for long."""
 
-    VERBS = frozenset({"remember", "recall", "retire", "erase_user", "erase_company", "warm", "stats"})
+    VERBS = frozenset(
+        {
+            "remember",
+            "recall",
+            "retire",
+            "correct",
+            "resolve",
+            "flag",
+            "review_due",
+            "erase_user",
+            "erase_company",
+            "warm",
+            "stats",
+        }
+    )
 
     def __init__(
         self,
@@ -61,6 +76,7 @@ class MemoryShard:
         self._loads: dict[str, asyncio.Task[Tenant]] = {}
         self._written_while_loading: dict[str, bool] = {}
         self._writer = SlotWriter(policies, clock)
+        self._rulings = SlotRulings(self._writer)
         self._committer = GroupCommitter(engine, Fence(engine, role), self._forget_all)
 
     async def remember(self, company: str, facts: Sequence[Record], vectors: bytes, **arguments: Any) -> Record:
@@ -77,6 +93,25 @@ class MemoryShard:
     async def retire(self, company: str, **arguments: Any) -> Record:
         """Deletes, corrects or expires a fact (``SlotWriter.retire``)."""
         return await self._write(company, None, partial(self._writer.retire, company=company, **arguments))
+
+    async def correct(self, company: str, **arguments: Any) -> Record:
+        """Puts the right text and value in a wrong fact's place (``SlotRulings.correct``)."""
+        return await self._write(company, None, partial(self._rulings.correct, company=company, **arguments))
+
+    async def resolve(self, company: str, **arguments: Any) -> Record:
+        """Carries out an owner's ruling (``SlotRulings.resolve``)."""
+        return await self._write(company, None, partial(self._rulings.resolve, company=company, **arguments))
+
+    async def flag(self, company: str, slots: Sequence[Sequence[str]]) -> Record:
+        """Opens conflicts for values of these slots (scope, user, subject, field) that nobody decided about."""
+        return await self._flag(company, [Slot(company, Scope(scope), *names) for scope, *names in slots])
+
+    async def review_due(self, company: str) -> Record:
+        """Opens a review of what has passed its review date (``SlotWriter.review_due``)."""
+        return await self._write(company, None, partial(self._writer.review_due, company=company))
+
+    async def _flag(self, company: str, slots: Sequence[Slot]) -> Record:
+        return await self._write(company, None, partial(self._writer.flag, company=company, slots=slots))
 
     async def erase_user(self, company: str, user: str, actor: Record) -> Record:
         """Deletes a user's personal facts for good, with counts."""
@@ -113,7 +148,7 @@ class MemoryShard:
         found, gate, tiers = recall(tenant, request, self._writer.admission(company, tenant, now))
         undecided = self._writer.undecided(company, tenant, (c.resident.fact for c in found), now)
         if undecided:
-            await self._write(company, None, partial(self._writer.flag, company=company, slots=undecided))
+            await self._flag(company, undecided)
         tenant.used([c.resident.fact.id for c in found[: request.top_k]], now)
         return {
             "candidates": [self._candidate(company, tenant, c) for c in found],

@@ -27,7 +27,7 @@ NO_RERANKER = "no_reranker"
 class Router:
     """Answers recalls and takes facts in, over model workers and the shard of each company."""
 
-    VERBS = frozenset({"recall", "remember"})
+    VERBS = frozenset({"recall", "remember", "correct", "resolve"})
 
     def __init__(
         self,
@@ -46,6 +46,16 @@ class Router:
         return await self._shard_of(company).remember(
             company=company, facts=facts, vectors=vectors, model=await self._model(), **arguments
         )
+
+    async def correct(self, company: str, text: str, **arguments: Any) -> Record:
+        """Embeds the right text and has the shard put it in a wrong one's place (``SlotRulings.correct``)."""
+        vector = await self._workers.embed([text], Priority.QUERY)
+        return await self._shard_of(company).correct(company=company, text=text, vector=vector, **arguments)
+
+    async def resolve(self, company: str, resolution: Record, text: str | None, **arguments: Any) -> Record:
+        """Has the shard carry out a ruling (``SlotRulings.resolve``); ``text``: of a new value, to be embedded."""
+        vector = None if text is None else await self._workers.embed([text], Priority.QUERY)
+        return await self._shard_of(company).resolve(company=company, resolution=resolution, vector=vector, **arguments)
 
     async def _model(self) -> str:
         """The name of the embedding model, asked for once."""

@@ -278,6 +278,31 @@ class SlotBook:
         self.change(id, status=Status.SUPERSEDED, superseded_by=winner)
         self._lost[id] = None
 
+    def put_new(self, fact: Fact) -> None:
+        """A fact of a slot that nobody told: a ruling or a correction made it."""
+        self.new[fact.id] = fact
+        self.put(fact)
+
+    def move(self, fact: Fact, actor: Actor) -> Ruling:
+        """A fact that is there goes into another slot, where it is decided like one that ``actor`` just told."""
+        old = self.facts[fact.id].slot
+        slot = _slot(fact)
+        if old is not None:
+            self._members[old.key].pop(fact.id, None)
+            self.touched[old.key] = None
+        ruling = decide(self.view(slot, fact), fact, actor, self.rules_of(slot), self.now)
+        self._carry_out(slot, fact, ruling, actor)
+        self._log(slot, fact, ruling)
+        return ruling
+
+    def put(self, fact: Fact) -> None:
+        """Another version of a fact of an open slot."""
+        slot = _slot(fact)
+        self.open([slot])
+        self._add(slot.key, fact)
+        self._changed[fact.id] = None
+        self.touched[slot.key] = None
+
     def lose(self, id: str) -> None:
         """What was derived from the fact will be reviewed."""
         self._lost[id] = None
@@ -323,6 +348,10 @@ class SlotBook:
         """Ends a conflict."""
         self._put(conflict.ended(status, resolution))
 
+    def repoint(self, conflict: Conflict, subject_id: str) -> None:
+        """The conflict goes on about another fact."""
+        self._put(replace(conflict, subject_id=subject_id))
+
     def take(self, conflict: Conflict) -> None:
         """Makes a conflict known that was read elsewhere."""
         self._conflicts.setdefault(conflict.id, conflict)
@@ -356,6 +385,7 @@ class SlotBook:
             inputs=inputs,
             subject=slot.subject if slot else None,
             field=slot.field if slot else None,
+            user=(slot.user or None) if slot else None,
         )
         self.decisions.append(decision)
         return decision.id

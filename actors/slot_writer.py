@@ -16,22 +16,23 @@ from muniment.actors.clock import Clock
 from muniment.actors.ids import new_id
 from muniment.actors.ports import Record
 from muniment.actors.slot_book import SlotBook, SlotNote
-from muniment.actors.store import conflict_store
-from muniment.actors.store import memory_store as store
+from muniment.actors.store import conflict_store, memory_store
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.decision_log import DecisionLog
 from muniment.actors.store.memory_store import Stored
 from muniment.actors.tenant import Changes, Resident, Tenant, resident_of, vector_rows
 from muniment.actors.wire import fact_from_dict, fact_to_dict, source_to_dict
-from muniment.policies.authority import Actor
+from muniment.policies.audit import overdue_reviews
+from muniment.policies.authority import Actor, review_date
 from muniment.policies.errors import Forbidden, NotFound
 from muniment.policies.model import ConflictKind, Fact, Scope, Slot, Status, Tier
-from muniment.policies.precedence_policy import PrecedencePolicy, SlotRules, resolve
+from muniment.policies.precedence_policy import UNASSIGNED, PrecedencePolicy, SlotRules, resolve
 from muniment.policies.slot_history import Change, Reading, read
 
 #: Sources of evidence that are handed out with a fact, the newest; all are kept.
 _EVIDENCE_SHOWN: Final = 20
 _RULES_CACHED: Final = 20_000
+_REVIEWS_AT_ONCE: Final = 500
 #: Who acts where nobody asked: a reading, or the system itself.
 _NOBODY: Final[Record] = {"id": "muniment", "groups": [], "may_claim_record": False}
 
@@ -80,26 +81,40 @@ class SlotWriter:
         ``actor``: ``{id, groups, may_claim_record}``. ``request``: ``{key, hash}`` of an idempotency key; the same one
         gets the first answer again. Raises ``IdempotencyMismatch``.
         """
-        book = self._book(connection, company, actor)
-        if request is not None:
-            before = store.remembered_answer(connection, company, request["key"], request["hash"], book.now)
-            if before is not None:
-                return Written(before)
+        book = self.book(connection, company, actor)
+        before = self.answered(connection, company, request, book)
+        if before is not None:
+            return Written(before)
         rows = vector_rows(vectors, len(facts))
-        store.claim_model(connection, model, len(rows[0]) // 4)
+        memory_store.claim_model(connection, model, len(rows[0]) // 4)
         told = [self._received(record, company, book) for record in facts]
         book.open(fact.slot for fact in told if fact.slot is not None)
         results = [self._told(book, fact) for fact in told]
         vector_of = {fact.id: row for fact, row in zip(told, rows, strict=True)}
         written = Written({"results": results})
-        self._store(connection, tenant, book, [book.facts.get(fact.id, fact) for fact in told], vector_of, written)
-        if request is not None:
-            store.remember_answer(connection, company, request["key"], request["hash"], book.now, written.answer)
+        self.store(connection, tenant, book, [book.facts.get(fact.id, fact) for fact in told], vector_of, written)
+        self.remember_answer(connection, company, request, book, written)
         return written
+
+    def answered(
+        self, connection: sa.Connection, company: str, request: Record | None, book: SlotBook
+    ) -> Record | None:
+        """The answer that this request got before. Raises ``IdempotencyMismatch``."""
+        if request is None:
+            return None
+        return memory_store.remembered_answer(connection, company, request["key"], request["hash"], book.now)
+
+    def remember_answer(
+        self, connection: sa.Connection, company: str, request: Record | None, book: SlotBook, written: Written
+    ) -> None:
+        """Keeps the answer for the request's key."""
+        if request is not None:
+            memory_store.remember_answer(connection, company, request["key"], request["hash"], book.now, written.answer)
 
     def _received(self, record: Record, company: str, book: SlotBook) -> Fact:
         now = book.tick()
-        return fact_from_dict({**record, "id": new_id("f", now), "company": company, "recorded_at": now})
+        fact = fact_from_dict({**record, "id": new_id("f", now), "company": company, "recorded_at": now})
+        return fact if fact.slot is None else replace(fact, review_at=review_date(fact, book.rules_of(fact.slot)))
 
     def _told(self, book: SlotBook, fact: Fact) -> Record:
         if fact.slot is None:
@@ -124,36 +139,44 @@ class SlotWriter:
         reason: str,
         actor: Record,
         own_only: bool,
+        request: Record | None = None,
     ) -> Written:
         """Deletes or expires a fact: it is handed out no more. ``own_only``: only what the actor owns.
 
-        Raises ``NotFound`` for what the actor may not see, ``Forbidden`` for what it may not change.
+        Of a deleted fact nothing stays but that there was one. A conflict goes on without its incumbent; one whose
+        challenger is gone, and what was open about the fact itself, is withdrawn. Raises ``NotFound`` for what the
+        actor may not see, ``Forbidden`` for what it may not change.
         """
-        book = self._book(connection, company, actor)
-        fact = self._retirable(connection, book, id, actor, own_only)
+        book = self.book(connection, company, actor)
+        before = self.answered(connection, company, request, book)
+        if before is not None:
+            return Written(before)
+        fact = self.retirable(connection, book, id, actor, own_only)
         new = Status(status)
-        fact = book.change(
-            id,
-            status=new,
-            expires_at=book.now if new is Status.EXPIRED else fact.expires_at,
-        )
-        book.event(id, Change.EXPIRED if new is Status.EXPIRED else Change.DELETED)
-        book.lose(id)
+        if new is Status.EXPIRED:
+            book.change(id, status=new, expires_at=min(book.now, fact.expires_at or book.now))
+            book.event(id, Change.EXPIRED)
+        else:
+            book.change(id, status=new, text="", value=None, entities=(), tags=(), metadata={})
+            memory_store.delete_vector(connection, id)
+            book.event(id, Change.DELETED)
+            book.lose(id)
         for conflict in conflict_store.about(connection, company, id):
             book.take(conflict)
             if conflict.challenger_id == id or conflict.kind is not ConflictKind.CONFLICT:
                 book.withdraw(conflict.id, id)
         decision_id = book.log("retirement", new.value, reason, new.value, {"fact": id}, fact.slot)
         written = Written({"id": id, "status": new.value, "decision_id": decision_id})
-        self._store(connection, tenant, book, [], {}, written)
+        self.store(connection, tenant, book, [], {}, written)
+        self.remember_answer(connection, company, request, book, written)
         return written
 
-    def _retirable(self, connection: sa.Connection, book: SlotBook, id: str, actor: Record, own_only: bool) -> Fact:
-        fact = store.get_facts(connection, book.company, [id]).get(id)
+    def retirable(self, connection: sa.Connection, book: SlotBook, id: str, actor: Record, own_only: bool) -> Fact:
+        fact = memory_store.get_facts(connection, book.company, [id]).get(id)
         if fact is None or fact.status is Status.DELETED or not fact.visible_to(actor["id"]):
             raise NotFound("there is no such fact")
         owner = self.owner(book.company, fact)
-        if own_only and owner != actor["id"] and owner not in actor["groups"]:
+        if own_only and owner not in (actor["id"], UNASSIGNED, *actor["groups"]):
             raise Forbidden("the fact belongs to somebody else")
         if fact.slot is not None:
             book.open([fact.slot])
@@ -162,29 +185,43 @@ class SlotWriter:
 
     def erase_user(self, connection: sa.Connection, tenant: Tenant, company: str, user: str, actor: Record) -> Written:
         """Deletes a user's personal facts for good, with their history: counts."""
-        book = self._book(connection, company, actor)
-        ids = store.ids_of_user(connection, company, user)
+        book = self.book(connection, company, actor)
+        ids = memory_store.ids_of_user(connection, company, user)
         written = Written({"erased": {"facts": len(ids), "conflicts": 0}})
         tenant.plan_remove(ids, written.changes)
         written.answer["erased"]["conflicts"] = conflict_store.delete_of_user(connection, company, user)
         written.changes.notes.update({slot: None for slot in ids.values() if slot is not None})
-        store.delete_facts(connection, list(ids))
+        memory_store.delete_facts(connection, list(ids))
         book.log("erasure", "user_erased", "A user's personal facts were erased.", "deleted", {"facts": len(ids)})
         self._end(connection, book, written)
         return written
 
     def flag(self, connection: sa.Connection, tenant: Tenant, company: str, slots: Sequence[Slot]) -> Written:
         """Opens conflicts for values of these slots that nobody decided about."""
-        book = self._book(connection, company, _NOBODY)
+        book = self.book(connection, company, _NOBODY)
         for slot in slots:
             book.flag_found(slot)
         written = Written({})
-        self._store(connection, tenant, book, [], {}, written)
+        self.store(connection, tenant, book, [], {}, written)
+        return written
+
+    def review_due(self, connection: sa.Connection, tenant: Tenant, company: str) -> Written:
+        """Opens a review of what has passed its review date; nothing is deleted."""
+        book = self.book(connection, company, _NOBODY)
+        due = memory_store.due_for_review(connection, company, book.now, _REVIEWS_AT_ONCE)
+        book.open(fact.slot for fact in due if fact.slot is not None)
+        for fact in due:
+            book.facts.setdefault(fact.id, fact)
+        for opening in overdue_reviews(due, book.rules_of, (), book.now):
+            fact = book.facts[opening.subject_id or ""]
+            book.escalate(fact.slot, opening, None)
+        written = Written({"opened": len(due)})
+        self.store(connection, tenant, book, [], {}, written)
         return written
 
     # --- what a write leaves behind
 
-    def _store(
+    def store(
         self,
         connection: sa.Connection,
         tenant: Tenant,
@@ -200,7 +237,7 @@ class SlotWriter:
         gone = [fact.id for fact in old if not _indexed(fact)]
         tiers: dict[str, Tier | None] = dict.fromkeys(tenant.plan_remove(gone, written.changes))
         risen = [fact for fact in old if _indexed(fact)]
-        store_vectors = store.get_vectors(
+        store_vectors = memory_store.get_vectors(
             connection, book.company, [f.id for f in risen if f.id not in tenant.residents]
         )
         incoming = []
@@ -223,10 +260,12 @@ class SlotWriter:
         tiers |= placement.tiers
         forgotten = self._forgettable(connection, book, placement.evicted)
         kept = [fact for fact in new if fact.id not in forgotten]
-        store.insert_facts(connection, [Stored(f, tiers.get(f.id), 0, vector_of[f.id]) for f in kept])
+        memory_store.insert_facts(connection, [Stored(f, tiers.get(f.id), 0, vector_of[f.id]) for f in kept])
         fresh = {fact.id for fact in new}
-        store.set_tiers(connection, {i: tier for i, tier in tiers.items() if i not in fresh and i not in forgotten})
-        store.delete_facts(connection, sorted(forgotten - fresh))
+        memory_store.set_tiers(
+            connection, {i: tier for i, tier in tiers.items() if i not in fresh and i not in forgotten}
+        )
+        memory_store.delete_facts(connection, sorted(forgotten - fresh))
         self._end(connection, book, written)
 
     def _end(self, connection: sa.Connection, book: SlotBook, written: Written) -> None:
@@ -238,7 +277,7 @@ class SlotWriter:
         slotless = {r.fact.id for r in evicted if r.fact.slot is None}
         return slotless - conflict_store.involved(connection, book.company, slotless) if slotless else slotless
 
-    def _book(self, connection: sa.Connection, company: str, actor: Record) -> SlotBook:
+    def book(self, connection: sa.Connection, company: str, actor: Record) -> SlotBook:
         version, policy = self._policies.current(company)
         who = Actor(id=actor["id"], groups=frozenset(actor["groups"]), may_claim_record=actor["may_claim_record"])
         return SlotBook(
@@ -274,10 +313,10 @@ class SlotWriter:
 
     def load_notes(self, connection: sa.Connection, company: str) -> dict[str, SlotNote | None]:
         """What searches must know of the slots of a company in which more than one fact speaks."""
-        slots = {slot.key: slot for slot in store.crowded_slots(connection, company)}
+        slots = {slot.key: slot for slot in memory_store.crowded_slots(connection, company)}
         disputed = conflict_store.open_conflicts(connection, company)
         slots.update({conflict.slot.key: conflict.slot for conflict in disputed if conflict.slot is not None})
-        book = self._book(connection, company, _NOBODY)
+        book = self.book(connection, company, _NOBODY)
         book.read_only(slots.values())
         return book.notes()
 

@@ -143,12 +143,40 @@ def open_conflicts(connection: sa.Connection, company: str, slots: Sequence[str]
     return found
 
 
+def list_conflicts(
+    connection: sa.Connection,
+    company: str,
+    *,
+    after: str = "",
+    limit: int = 200,
+    kind: ConflictKind | None = None,
+    status: str | None = None,
+    subject: str | None = None,
+    field: str | None = None,
+) -> list[Conflict]:
+    """Conflicts of a company in the order of their opening, later than the id ``after``."""
+    c = t.conflicts.c
+    where = [c.company == company, c.id > after]
+    for column, value in ((c.kind, kind), (c.status, status), (c.subject, subject), (c.field, field)):
+        if value is not None:
+            where.append(column == value)
+    query = sa.select(t.conflicts).where(*where).order_by(c.id).limit(limit)
+    return [_conflict(row) for row in connection.execute(query)]
+
+
 def about(connection: sa.Connection, company: str, fact_id: str) -> list[Conflict]:
     """The open conflicts whose subject or challenger a fact is."""
     c = t.conflicts.c
     involved = sa.or_(c.subject_id == fact_id, c.challenger_id == fact_id)
     query = sa.select(t.conflicts).where(c.company == company, c.status == OPEN, involved).order_by(c.id)
     return [_conflict(row) for row in connection.execute(query)]
+
+
+def open_counts(connection: sa.Connection, company: str) -> dict[str, int]:
+    """How many conflicts, reviews and notices are open."""
+    c = t.conflicts.c
+    query = sa.select(c.kind, sa.func.count()).where(c.company == company, c.status == OPEN).group_by(c.kind)
+    return {row[0]: row[1] for row in connection.execute(query)}
 
 
 def involved(connection: sa.Connection, company: str, ids: Iterable[str]) -> set[str]:

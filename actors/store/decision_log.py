@@ -72,6 +72,8 @@ class Decision:
     subject: str | None = None
     field: str | None = None
     run_id: str | None = None
+    user: str | None = None
+    """Whose personal fact it is about, where it is: only that user may read the inputs."""
 
     def body(self) -> bytes:
         """What is hashed and stored."""
@@ -87,7 +89,7 @@ class Decision:
             "policy_version": self.policy_version,
             "inputs": self.inputs,
         }
-        optional = {"subject": self.subject, "field": self.field, "run_id": self.run_id}
+        optional = {"subject": self.subject, "field": self.field, "run_id": self.run_id, "user": self.user}
         content.update({name: value for name, value in optional.items() if value is not None})
         return pack(content)
 
@@ -161,14 +163,25 @@ class DecisionLog:
     ) -> Iterator[dict[str, Any]]:
         """Entries of a company in order of time, stream and number, later than ``after``.
 
-        ``equal``: columns (``run_id``, ``subject``, ``field``, ``kind``) that must have this value.
+        ``equal``: columns (``run_id``, ``subject``, ``field``, ``kind``) that must have this value, or one of these.
         """
         t = self.table
         where = [t.c.company == company, sa.tuple_(t.c.at, t.c.stream, t.c.seq) > sa.tuple_(*map(sa.literal, after))]
-        where += [t.c[name] == value for name, value in equal.items() if value is not None]
+        for name, value in equal.items():
+            if value is not None:
+                where.append(t.c[name].in_(value) if isinstance(value, tuple) else t.c[name] == value)
         order = (t.c.at, t.c.stream, t.c.seq)
         for row in connection.execute(sa.select(t).where(*where).order_by(*order).limit(limit)):
             yield {**unpack(row.body), "stream": row.stream, "seq": row.seq, "hash": bytes(row.hash).hex()}
+
+    def newest(
+        self, connection: sa.Connection, company: str, kinds: tuple[str, ...], limit: int
+    ) -> list[dict[str, Any]]:
+        """The newest ``limit`` entries of these kinds, newest first."""
+        t = self.table
+        where = (t.c.company == company, t.c.kind.in_(kinds))
+        query = sa.select(t).where(*where).order_by(t.c.at.desc(), t.c.stream, t.c.seq.desc()).limit(limit)
+        return [unpack(row.body) for row in connection.execute(query)]
 
     def verify(self, connection: sa.Connection, company: str | None = None) -> tuple[int, dict[str, Any] | None]:
         """Walks all chains (of one company): the number of entries and the first that does not fit, or None."""

@@ -404,3 +404,10 @@ def list_keys(
                 return KeyPage(found, (row.fence, row.key))
     more = row is not None and looked_at == _SCANNED
     return KeyPage(found, (row.fence, row.key) if row is not None and more else None)
+
+
+def count_of(connection: sa.Connection, company: str) -> int:
+    """How many rows there are of a company."""
+    counted = (table for table in TABLES if "company" in table.c)
+    counts = (sa.select(sa.func.count()).where(table.c.company == company) for table in counted)
+    return sum(connection.execute(count).scalar_one() for count in counts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -44,45 +44,34 @@ class Stored:
 
 
 def _fact(row: Any) -> Fact:
-    return replace(
-        fact_from_dict(unpack(row.body)),
-        status=Status(row.status),
-        superseded_by=row.superseded_by,
-        corroborates=row.corroborates,
-        expires_at=moment(row.expires_at),
-        review_at=moment(row.review_at),
-    )
+    return fact_from_dict(unpack(row.body))
 
 
 def _us(value: datetime | None) -> int | None:
     return None if value is None else microseconds(value)
 
 
+def _row(fact: Fact) -> dict[str, Any]:
+    return {
+        "id": fact.id,
+        "company": fact.company,
+        "slot": fact.slot.key if fact.slot else None,
+        "status": fact.status.value,
+        "user": fact.user,
+        "recorded_at": microseconds(fact.recorded_at),
+        "expires_at": _us(fact.expires_at),
+        "review_at": _us(fact.review_at),
+        "corroborates": fact.corroborates,
+        "superseded_by": fact.superseded_by,
+        "body": pack(fact_to_dict(fact)),
+    }
+
+
 def insert_facts(connection: sa.Connection, stored: Sequence[Stored]) -> None:
     """Adds facts with their vectors and what they are derived from."""
     if not stored:
         return
-    connection.execute(
-        t.facts.insert(),
-        [
-            {
-                "id": s.fact.id,
-                "company": s.fact.company,
-                "slot": s.fact.slot.key if s.fact.slot else None,
-                "status": s.fact.status.value,
-                "tier": s.tier,
-                "usage": s.usage,
-                "user": s.fact.user,
-                "recorded_at": microseconds(s.fact.recorded_at),
-                "expires_at": _us(s.fact.expires_at),
-                "review_at": _us(s.fact.review_at),
-                "corroborates": s.fact.corroborates,
-                "superseded_by": s.fact.superseded_by,
-                "body": pack(fact_to_dict(s.fact)),
-            }
-            for s in stored
-        ],
-    )
+    connection.execute(t.facts.insert(), [{**_row(s.fact), "tier": s.tier, "usage": s.usage} for s in stored])
     connection.execute(
         t.vectors.insert(), [{"fact_id": s.fact.id, "company": s.fact.company, "vector": s.vector} for s in stored]
     )
@@ -96,22 +85,14 @@ def insert_facts(connection: sa.Connection, stored: Sequence[Stored]) -> None:
 
 
 def update_facts(connection: sa.Connection, facts: Iterable[Fact]) -> None:
-    """Writes what may change of a fact: status, superseded_by, expires_at, review_at, corroborates."""
-    rows = [
-        {
-            "key": f.id,
-            "status": f.status.value,
-            "superseded_by": f.superseded_by,
-            "expires_at": _us(f.expires_at),
-            "review_at": _us(f.review_at),
-            "corroborates": f.corroborates,
-        }
-        for f in facts
-    ]
+    """Writes facts that are there anew; not where they are indexed, nor how often they were returned."""
+    rows = [_row(fact) for fact in facts]
     if rows:
-        statement = t.facts.update().where(t.facts.c.id == sa.bindparam("key"))
-        names = ("status", "superseded_by", "expires_at", "review_at", "corroborates")
-        connection.execute(statement.values({name: sa.bindparam(name) for name in names}), rows)
+        values: dict[str, Any] = {
+            name: sa.bindparam(name) for name in rows[0] if name not in ("id", "company", "recorded_at")
+        }
+        statement = t.facts.update().where(t.facts.c.id == sa.bindparam("key")).values(values)
+        connection.execute(statement, [{"key": row.pop("id"), **row} for row in rows])
 
 
 def set_tiers(connection: sa.Connection, tiers: dict[str, Tier | None]) -> None:
@@ -139,6 +120,11 @@ def delete_facts(connection: sa.Connection, ids: Sequence[str]) -> None:
         connection.execute(t.facts.delete().where(t.facts.c.id.in_(part)))
         connection.execute(t.vectors.delete().where(t.vectors.c.fact_id.in_(part)))
         connection.execute(t.derivations.delete().where(t.derivations.c.child_id.in_(part)))
+
+
+def delete_vector(connection: sa.Connection, id: str) -> None:
+    """Deletes the vector of a fact whose content is gone."""
+    connection.execute(t.vectors.delete().where(t.vectors.c.fact_id == id))
 
 
 def get_facts(connection: sa.Connection, company: str, ids: Sequence[str]) -> dict[str, Fact]:
@@ -175,13 +161,16 @@ def slot_facts(
 
 
 def list_facts(
-    connection: sa.Connection, company: str, *, user: str | None, after: str = "", limit: int = 200
+    connection: sa.Connection, company: str, *, user: str | None, before: str | None = None, limit: int = 200
 ) -> list[Fact]:
-    """Facts visible to ``user`` in the order of their ids, later than ``after``; deleted ones are left out."""
+    """Facts visible to ``user``, newest first, older than the id ``before``; deleted ones are left out."""
     f = t.facts.c
     visible = f.user.is_(None) if user is None else sa.or_(f.user.is_(None), f.user == user)
-    where = (f.company == company, f.id > after, visible, f.status != Status.DELETED.value)
-    return [_fact(row) for row in connection.execute(sa.select(t.facts).where(*where).order_by(f.id).limit(limit))]
+    where = [f.company == company, visible, f.status != Status.DELETED.value]
+    if before is not None:
+        where.append(f.id < before)
+    query = sa.select(t.facts).where(*where).order_by(f.id.desc()).limit(limit)
+    return [_fact(row) for row in connection.execute(query)]
 
 
 def indexed_facts(connection: sa.Connection, company: str) -> Iterator[Stored]:
@@ -207,6 +196,40 @@ def crowded_slots(connection: sa.Connection, company: str) -> list[Slot]:
     )
     ids = [row[1] for row in connection.execute(crowded)]
     return [fact.slot for fact in get_facts(connection, company, ids).values() if fact.slot is not None]
+
+
+def told_slots(connection: sa.Connection, company: str, limit: int) -> list[Slot]:
+    """Slots of which more than one fact was told, at most ``limit``."""
+    f = t.facts.c
+    told = sa.select(sa.func.min(f.id)).where(f.company == company, f.slot.is_not(None)).group_by(f.slot)
+    ids = list(connection.execute(told.having(sa.func.count() > 1).limit(limit)).scalars())
+    return [fact.slot for fact in get_facts(connection, company, ids).values() if fact.slot is not None]
+
+
+def usage_of(connection: sa.Connection, company: str, ids: Sequence[str]) -> dict[str, int]:
+    """How often each of these facts was returned."""
+    found: dict[str, int] = {}
+    for part in _lists(ids):
+        query = sa.select(t.facts.c.id, t.facts.c.usage).where(t.facts.c.company == company, t.facts.c.id.in_(part))
+        found.update({row.id: row.usage for row in connection.execute(query)})
+    return found
+
+
+def due_for_review(connection: sa.Connection, company: str, now: datetime, limit: int) -> list[Fact]:
+    """Current facts whose review date has passed and that no review was opened for since."""
+    f, c = t.facts.c, t.conflicts.c
+    reviewed = sa.exists().where(
+        c.company == company, c.subject_id == f.id, c.kind == "review", c.opened_at >= f.review_at
+    )
+    where = (
+        f.company == company,
+        f.review_at <= microseconds(now),
+        f.status == Status.CURRENT.value,
+        f.corroborates.is_(None),
+        sa.or_(f.expires_at.is_(None), f.expires_at > microseconds(now)),
+        ~reviewed,
+    )
+    return [_fact(row) for row in connection.execute(sa.select(t.facts).where(*where).order_by(f.id).limit(limit))]
 
 
 def ids_of_user(connection: sa.Connection, company: str, user: str) -> dict[str, str | None]:
@@ -295,6 +318,21 @@ def claim_model(connection: sa.Connection, name: str, dimension: int) -> None:
 
 
 _COMPANY_TABLES = tuple(table for table in t.TABLES if "company" in table.c)
+
+
+def count_of(connection: sa.Connection, company: str) -> int:
+    """How many rows there are of a company."""
+    counts = (sa.select(sa.func.count()).where(table.c.company == company) for table in _COMPANY_TABLES)
+    return sum(connection.execute(count).scalar_one() for count in counts)
+
+
+def counts_of(connection: sa.Connection, company: str) -> dict[str, dict[str, int]]:
+    """How many facts of a company there are by status, and by tier where they are indexed."""
+    found: dict[str, dict[str, int]] = {}
+    for name, column in (("status", t.facts.c.status), ("tier", t.facts.c.tier)):
+        query = sa.select(column, sa.func.count()).where(t.facts.c.company == company).group_by(column)
+        found[name] = {value: count for value, count in connection.execute(query) if value is not None}
+    return found
 
 
 def erase_company(connection: sa.Connection, company: str) -> dict[str, int]:

@@ -7,8 +7,8 @@ import sqlalchemy as sa
 from muniment.actors.store.decision_log import decision_table, head_table
 from muniment.actors.store.engine import metadata
 
-#: All that was ever told, except slotless facts that retention deleted. ``body`` is the packed fact without the
-#: columns that change (status, superseded_by, expires_at, corroborates); times are microseconds.
+#: All that was ever told, except slotless facts that retention deleted. ``body`` is the packed fact; the columns are
+#: what queries ask for. Times are microseconds.
 facts = sa.Table(
     "facts",
     metadata,
@@ -29,7 +29,7 @@ facts = sa.Table(
     sa.Index("facts_slot", "company", "slot", "status", sqlite_where=sa.text("slot IS NOT NULL")),
     sa.Index("facts_tier", "company", "tier", sqlite_where=sa.text("tier IS NOT NULL")),
     sa.Index("facts_user", "company", "user", sqlite_where=sa.text("user IS NOT NULL")),
-    sa.Index("facts_review", "review_at", sqlite_where=sa.text("review_at IS NOT NULL")),
+    sa.Index("facts_review", "company", "review_at", sqlite_where=sa.text("review_at IS NOT NULL")),
 )
 
 #: (d,) float32 in C order, of every stored fact.

@@ -1,0 +1,214 @@
+"""Looking over what lies in the slots: contradictions, due reviews, overruled fields, and another policy's opinion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from muniment.actors.slot_reader import parents_of
+from muniment.actors.store import conflict_store, memory_store
+from muniment.actors.store import memory_tables as t
+from muniment.actors.store.conflict_store import Conflict
+from muniment.actors.store.decision_log import DecisionLog
+from muniment.actors.store.policy_book import PolicyBook
+from muniment.actors.wire import to_rfc3339
+from muniment.policies.audit import Disagreement, audit, most_overruled
+from muniment.policies.authority import Actor
+from muniment.policies.model import Fact, Outcome, Slot, Status, fold
+from muniment.policies.precedence import decide
+from muniment.policies.precedence_policy import PrecedencePolicy, SlotRules, resolve
+from muniment.policies.slot_history import SlotRecord, as_of
+from muniment.policies.slot_view import SlotView
+
+_LIVE: Final = (Status.CURRENT, Status.DISPUTED)
+#: Decisions and slots that one audit or simulation looks at, the newest; and differences it lists.
+_EXAMINED: Final = 10_000
+_LISTED: Final = 200
+_OVERRULING: Final = frozenset({"replaced", "accept_challenger", "new_value"})
+
+
+class SlotAudit:
+    """Reads the store; changes nothing."""
+
+    def __init__(self, policies: PolicyBook) -> None:
+        self._policies = policies
+        self._log = DecisionLog(t.decisions, t.decision_heads)
+
+    def reviews_due(self, connection: sa.Connection, company: str, now: datetime) -> bool:
+        """Whether a fact in use has passed its review date and has no review for it."""
+        return bool(memory_store.due_for_review(connection, company, now, limit=1))
+
+    def disagreements(
+        self, connection: sa.Connection, company: str, subject: str | None, now: datetime
+    ) -> list[Disagreement]:
+        """All contradictions among facts that are current or wait, the most damaging first."""
+        slots = {slot.key: slot for slot in memory_store.crowded_slots(connection, company)}
+        waiting = conflict_store.open_conflicts(connection, company)
+        slots.update({c.slot.key: c.slot for c in waiting if c.slot is not None})
+        if subject is not None:
+            slots = {key: slot for key, slot in slots.items() if fold(slot.subject) == fold(subject)}
+        by_slot = memory_store.slot_facts(connection, company, list(slots), _LIVE)
+        facts = [fact for group in by_slot.values() for fact in group]
+        usage = memory_store.usage_of(connection, company, [fact.id for fact in facts])
+        return audit(facts, usage, self._policies.rules_for(company), parents_of(connection, company, facts), now)
+
+    def undecided(self, connection: sa.Connection, company: str, subject: str | None, now: datetime) -> list[list[str]]:
+        """The slots (scope, user, subject, field) with a contradiction that is on nobody's list."""
+        listed = _listed(conflict_store.open_conflicts(connection, company))
+        found = {
+            d.slot.key: [d.slot.scope.value, d.slot.user, d.slot.subject, d.slot.field]
+            for d in self.disagreements(connection, company, subject, now)
+            if d.challenger.id not in listed
+        }
+        return list(found.values())
+
+    def open_by_damage(
+        self, connection: sa.Connection, company: str, subject: str | None, now: datetime
+    ) -> list[Conflict]:
+        """The open conflict of each contradiction, the most damaging first."""
+        listed = _listed(conflict_store.open_conflicts(connection, company))
+        found = self.disagreements(connection, company, subject, now)
+        open_of = (listed[d.challenger.id] for d in found if d.challenger.id in listed)
+        return list({conflict.id: conflict for conflict in open_of}.values())
+
+    def most_overruled(self, connection: sa.Connection, company: str) -> list[tuple[str, int]]:
+        """The fields whose recorded value lost most often, and how often."""
+        entries = self._log.newest(connection, company, ("conflict", "ruling"), _EXAMINED)
+        return most_overruled((entry.get("field", ""), entry["outcome"] in _OVERRULING) for entry in entries)
+
+    # --- another policy
+
+    def simulate(
+        self,
+        connection: sa.Connection,
+        company: str,
+        policy: PrecedencePolicy,
+        since: datetime | None,
+        now: datetime,
+        reader: str,
+    ) -> dict[str, Any]:
+        """What ``policy`` would have decided differently: ``{decisions, slots, examined}``.
+
+        Past decisions are decided again from the facts they were made of; slots are read under both policies. At most
+        200 differences of each kind are listed; ``examined`` counts what was looked at. Personal slots of others than
+        ``reader`` are left out.
+        """
+
+        def rules_for(slot: Slot) -> SlotRules:
+            return resolve(policy, slot)
+
+        entries = self._log.newest(connection, company, ("conflict",), _EXAMINED)
+        entries = [e for e in entries if (since is None or e["at"] >= since) and e.get("user") in (None, reader)]
+        decisions = [
+            difference
+            for entry in entries
+            if (difference := self._decided_anew(connection, company, entry, rules_for)) is not None
+        ]
+        told = [slot for slot in memory_store.told_slots(connection, company, _EXAMINED) if slot.user in ("", reader)]
+        slots = [
+            difference
+            for slot in told
+            if (difference := self._read_anew(connection, slot, rules_for(slot), since, now)) is not None
+        ]
+        return {
+            "decisions": decisions[:_LISTED],
+            "slots": slots[:_LISTED],
+            "examined": {"decisions": len(entries), "slots": len(told)},
+            "different": {"decisions": len(decisions), "slots": len(slots)},
+        }
+
+    def _decided_anew(
+        self,
+        connection: sa.Connection,
+        company: str,
+        entry: dict[str, Any],
+        rules_for: Callable[[Slot], SlotRules],
+    ) -> dict[str, Any] | None:
+        inputs = entry["inputs"]
+        named = [inputs["challenger"], *inputs["incumbents"], *inputs["evidence"]]
+        facts = memory_store.get_facts(connection, company, [f["id"] for f in named])
+        challenger = facts.get(inputs["challenger"]["id"])
+        slot = challenger.slot if challenger is not None else None
+        if challenger is None or challenger.value is None or slot is None:
+            return None
+        incumbents = _as_they_were(facts, inputs["incumbents"])
+        evidence = [
+            replace(fact, corroborates=fact.corroborates or incumbents[0].id)
+            for fact in _as_they_were(facts, inputs["evidence"])
+            if incumbents
+        ]
+        who = inputs["actor"]
+        actor = Actor(id=who["id"], groups=frozenset(who["groups"]), may_claim_record=bool(who.get("may_claim_record")))
+        view = SlotView(
+            current=tuple(replace(fact, corroborates=None) for fact in incumbents),
+            evidence=tuple(evidence),
+            parents=parents_of(connection, company, facts.values()),
+        )
+        again = replace(challenger, status=Status.CURRENT, corroborates=None, superseded_by=None)
+        ruling = decide(view, again, actor, rules_for(slot), entry["at"])
+        if ruling.outcome is Outcome(entry["outcome"]):
+            return None
+        return {
+            "decision_id": entry["id"],
+            "at": to_rfc3339(entry["at"]),
+            "subject": slot.subject,
+            "field": slot.field,
+            "outcome": entry["outcome"],
+            "rule": entry["rule"],
+            "would_be": {"outcome": ruling.outcome.value, "rule": ruling.rule.value, "reason": ruling.reason},
+        }
+
+    def _read_anew(
+        self, connection: sa.Connection, slot: Slot, rules: SlotRules, since: datetime | None, now: datetime
+    ) -> dict[str, Any] | None:
+        told = memory_store.slot_facts(connection, slot.company, [slot.key])[slot.key]
+        told = [fact for fact in told if fact.status is not Status.DELETED]
+        if since is not None and not any(fact.recorded_at >= since for fact in told):
+            return None
+        events = memory_store.get_events(connection, slot.company, [fact.id for fact in told])
+        records = [SlotRecord(fact, events.get(fact.id, ())) for fact in told]
+        parents = parents_of(connection, slot.company, told)
+        written = self._policies.rules(slot)
+        held = as_of(records, now, now, lambda _: written, parents)
+        would = as_of(records, now, now, lambda _: rules, parents)
+        value, other = (None if fact is None else fact.value for fact in (held, would))
+        if value == other:
+            return None
+        found = {"subject": slot.subject, "field": slot.field, "scope": slot.scope.value, "value": value}
+        return {**found, "would_be": {"value": other, "fact": would.id if would is not None else None}}
+
+
+def _listed(conflicts: Sequence[Conflict]) -> dict[str, Conflict]:
+    """Each waiting fact's open conflict."""
+    found: dict[str, Conflict] = {}
+    for conflict in conflicts:
+        for id in (conflict.challenger_id, *conflict.evidence_ids):
+            if id is not None:
+                found.setdefault(id, conflict)
+    return found
+
+
+def _as_they_were(facts: dict[str, Fact], named: Sequence[dict[str, Any]]) -> list[Fact]:
+    """The facts as they stood when they were weighed: in force, and with the dates of then."""
+    found = []
+    for record in named:
+        fact = facts.get(record["id"])
+        if fact is not None and fact.value is not None:
+            found.append(
+                replace(
+                    fact,
+                    status=Status.CURRENT,
+                    superseded_by=None,
+                    expires_at=_time(record["expires_at"]),
+                    review_at=_time(record["review_at"]),
+                )
+            )
+    return found
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

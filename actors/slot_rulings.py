@@ -1,0 +1,251 @@
+"""What people decide in a shard: an owner's ruling on a conflict, and the correction of a fact.
+
+As in ``SlotWriter``, everything runs on the shard's writing thread, inside a transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from muniment.actors.ids import new_id
+from muniment.actors.ports import Record
+from muniment.actors.slot_book import SlotBook
+from muniment.actors.slot_writer import SlotWriter, Written
+from muniment.actors.store import conflict_store
+from muniment.actors.store import memory_store as store
+from muniment.actors.store.conflict_store import OPEN, RESOLVED, Conflict
+from muniment.actors.tenant import Tenant
+from muniment.actors.wire import fact_to_dict
+from muniment.policies.authority import may_rule
+from muniment.policies.errors import AlreadyRuled, Forbidden, InvalidInput, NotFound
+from muniment.policies.model import ConflictKind, Fact, Scope, Slot, Source, SourceKind, Status
+from muniment.policies.rulings import Decision, Rescope, Resolution, RulingPlan, rule_on
+from muniment.policies.slot_history import Change
+
+
+class SlotRulings:
+    """Carries out rulings and corrections through a ``SlotWriter``."""
+
+    def __init__(self, writer: SlotWriter) -> None:
+        self._writer = writer
+
+    def resolve(
+        self,
+        connection: sa.Connection,
+        tenant: Tenant,
+        company: str,
+        conflict_id: str,
+        resolution: Record,
+        actor: Record,
+        rules_all: bool,
+        vector: bytes | None = None,
+        request: Record | None = None,
+    ) -> Written:
+        """Carries out a ruling: ``{id, status, decision, decision_id, current?}``.
+
+        ``resolution``: as in API.md, times aware. ``rules_all``: the actor may rule on any slot. ``vector``: of the
+        text of a new value. Raises ``NotFound``, ``Forbidden``, ``AlreadyRuled``, ``InvalidInput``.
+        """
+        book = self._writer.book(connection, company, actor)
+        before = self._writer.answered(connection, company, request, book)
+        if before is not None:
+            return Written(before)
+        conflict = conflict_store.get_conflict(connection, company, conflict_id)
+        if conflict is None:
+            raise NotFound("there is no such conflict")
+        self._check(book, conflict, rules_all)
+        given = _resolution(resolution)
+        if conflict.slot is None:
+            written = Written(self._close_slotless(book, conflict, given))
+            told: list[Fact] = []
+        else:
+            plan = self._plan(connection, book, conflict, conflict.slot, given)
+            told = [plan.new_fact] if plan.new_fact is not None else []
+            written = Written(self._carry_out(book, conflict, conflict.slot, plan, given))
+        self._writer.store(connection, tenant, book, told, {f.id: vector or b"" for f in told}, written)
+        self._writer.remember_answer(connection, company, request, book, written)
+        return written
+
+    def _check(self, book: SlotBook, conflict: Conflict, rules_all: bool) -> None:
+        if conflict.slot is not None and not rules_all:
+            rules = book.rules_of(conflict.slot)
+            allowed = may_rule(rules, book.actor, conflict.opened_at, book.now)
+        else:
+            allowed = rules_all or conflict.owner == book.actor.id or conflict.owner in book.actor.groups
+        if not allowed:
+            raise Forbidden("the slot belongs to somebody else", owner=conflict.owner)
+        if conflict.status != OPEN:
+            raise AlreadyRuled(
+                f"the conflict is {conflict.status}", status=conflict.status, resolution=_shown(conflict.resolution)
+            )
+
+    def _plan(
+        self, connection: sa.Connection, book: SlotBook, conflict: Conflict, slot: Slot, given: Resolution
+    ) -> RulingPlan:
+        book.open([slot])
+        book.take(conflict)
+        missing = [id for id in conflict.evidence_ids if id not in book.facts]
+        book.facts.update(store.get_facts(connection, book.company, missing))
+        joined = tuple(book.facts[id] for id in conflict.evidence_ids if id in book.facts)
+        challenger = book.facts.get(conflict.challenger_id or "")
+        return rule_on(
+            conflict.opened(challenger),
+            given,
+            book.view(slot),
+            joined,
+            book.actor,
+            book.rules_of(slot),
+            book.now,
+            new_id("f", book.now),
+        )
+
+    def _carry_out(self, book: SlotBook, conflict: Conflict, slot: Slot, plan: RulingPlan, given: Resolution) -> Record:
+        if plan.new_fact is not None:
+            book.put_new(plan.new_fact)
+        winner = plan.new_fact
+        for change in plan.changes:
+            fields = {
+                name: value
+                for name in ("status", "superseded_by", "corroborates", "expires_at", "review_at")
+                if (value := getattr(change, name)) is not None
+            }
+            if fields and change.fact_id in book.facts:
+                book.change(change.fact_id, **_standing(fields))
+            if change.change is not None:
+                book.event(change.fact_id, change.change)
+            if change.change is Change.WON_RULING:
+                winner = book.facts[change.fact_id]
+        for id in plan.lost:
+            book.lose(id)
+        if plan.past is not None:
+            book.rule(conflict, slot, plan.past)
+        book.end(conflict, RESOLVED, _ending(book, given))
+        if plan.rescoped is not None:
+            winner = self._rescope(book, plan.rescoped, plan.moves)
+        if winner is not None:
+            book.follow(slot, winner, plan.consequences)
+        decision_id = book.log("ruling", plan.decision.value, plan.reason, plan.decision.value, dict(plan.inputs), slot)
+        answer: Record = {
+            "id": conflict.id,
+            "status": RESOLVED,
+            "decision": plan.decision.value,
+            "decision_id": decision_id,
+        }
+        if winner is not None:
+            answer["current"] = fact_to_dict(book.facts[winner.id])
+        return answer
+
+    def _rescope(self, book: SlotBook, rescoped: Fact, moves: bool) -> Fact:
+        if moves:
+            book.move(rescoped, book.actor)
+        else:
+            book.put(rescoped)
+        book.event(rescoped.id, Change.ADMITTED)
+        return book.facts[rescoped.id]
+
+    def _close_slotless(self, book: SlotBook, conflict: Conflict, given: Resolution) -> Record:
+        """A review of a fact without a slot: somebody looked at it. What is wrong is corrected or deleted."""
+        if given.decision not in (Decision.KEEP_INCUMBENT, Decision.DISMISS):
+            raise InvalidInput.at("/decision", "a review of a fact without a slot is kept or dismissed")
+        book.end(conflict, RESOLVED, _ending(book, given))
+        inputs = {"conflict": conflict.id, "fact": conflict.subject_id, "note": given.note}
+        reason = "Somebody looked at it."
+        decision_id = book.log("ruling", given.decision.value, reason, given.decision.value, inputs)
+        return {
+            "id": conflict.id,
+            "status": RESOLVED,
+            "decision": given.decision.value,
+            "decision_id": decision_id,
+        }
+
+    def correct(
+        self,
+        connection: sa.Connection,
+        tenant: Tenant,
+        company: str,
+        id: str,
+        text: str,
+        value: Any,
+        reason: str,
+        actor: Record,
+        own_only: bool,
+        vector: bytes,
+        request: Record | None = None,
+    ) -> Written:
+        """Puts the right text and value in a wrong fact's place: ``{id, status, decision_id, corrected}``.
+
+        The wrong one was never true: its history leaves it out, and the right one holds from the same date on.
+        """
+        book = self._writer.book(connection, company, actor)
+        before = self._writer.answered(connection, company, request, book)
+        if before is not None:
+            return Written(before)
+        wrong = self._writer.retirable(connection, book, id, actor, own_only)
+        if wrong.status is not Status.CURRENT or wrong.corroborates is not None:
+            raise InvalidInput.at("", f"the fact is {wrong.status.value}; only a current one can be corrected")
+        if (value is None) != (wrong.slot is None):
+            raise InvalidInput.at("/value", "a fact of a slot needs a value, and another has none")
+        now = book.tick()
+        right = replace(
+            wrong,
+            id=new_id("f", now),
+            text=text,
+            value=value,
+            source=Source(kind=SourceKind.AUTHORIZED_PERSON, author=actor["id"], role="correction"),
+            writer=wrong.writer if wrong.scope is Scope.PERSONAL else actor["id"],
+            recorded_at=now,
+            superseded_by=None,
+            entities=(),
+        )
+        if right.slot is not None:
+            book.put_new(right)
+        for fact in [f for f in book.facts.values() if f.corroborates == id and f.status is Status.CURRENT]:
+            book.change(fact.id, status=Status.SUPERSEDED, superseded_by=right.id)
+        book.change(id, status=Status.CORRECTED, superseded_by=right.id)
+        book.event(id, Change.CORRECTED)
+        book.lose(id)
+        for conflict in conflict_store.about(connection, company, id):
+            book.take(conflict)
+            if conflict.kind is ConflictKind.CONFLICT and conflict.subject_id == id:
+                book.repoint(conflict, right.id)
+            else:
+                book.withdraw(conflict.id, right.id)
+        inputs = {"fact": id, "by": right.id}
+        decision_id = book.log("correction", "corrected", reason, "corrected", inputs, right.slot)
+        written = Written({"id": right.id, "status": "current", "corrected": id, "decision_id": decision_id})
+        self._writer.store(connection, tenant, book, [right], {right.id: vector}, written)
+        self._writer.remember_answer(connection, company, request, book, written)
+        return written
+
+
+def _standing(fields: dict[str, Any]) -> dict[str, Any]:
+    """A fact that is current by a ruling stands for itself unless it corroborates another."""
+    if fields.get("status") is Status.CURRENT:
+        return {"superseded_by": None, "corroborates": None, **fields}
+    return fields
+
+
+def _resolution(record: Record) -> Resolution:
+    rescope = record.get("rescope")
+    if rescope is not None:
+        scope = rescope.get("scope")
+        rescope = Rescope(**{**rescope, "scope": Scope(scope) if scope else None})
+    fields = {name: record.get(name) for name in ("value", "text", "note")}
+    return Resolution(decision=Decision(record["decision"]), rescope=rescope, **fields)
+
+
+def _ending(book: SlotBook, given: Resolution) -> Record:
+    ending: Record = {"decision": given.decision.value, "by": book.actor.id, "at": book.now, "note": given.note}
+    if given.value is not None:
+        ending["value"] = given.value
+    return ending
+
+
+def _shown(resolution: Record | None) -> Record | None:
+    """The resolution as plain JSON, for an error's fields."""
+    if resolution is None:
+        return None
+    return {name: str(value) if name == "at" else value for name, value in resolution.items() if value is not None}

@@ -1,0 +1,89 @@
+"""Putting the services together in a process that can reach the cluster: the HTTP replicas, and clients inside Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from muniment.actors.memory_shard import MemoryShard, ShardSettings
+from muniment.actors.store import effect_store
+from muniment.actors.store import memory_tables as tables
+from muniment.actors.store.control_store import ControlStore
+from muniment.actors.store.control_tables import control_decisions, control_heads
+from muniment.actors.store.decision_log import DecisionLog
+from muniment.actors.store.engine import create_schema, open_engine
+from muniment.actors.store.policy_book import PolicyBook
+from muniment.cluster.actor_classes import shard_handles, shard_of, worker_pool
+from muniment.cluster.admin_service import AdminService
+from muniment.cluster.conflict_service import ConflictService
+from muniment.cluster.effect_service import EffectService, StoredClassifications
+from muniment.cluster.endpoints import Services
+from muniment.cluster.handles import ActorHandle, Remote
+from muniment.cluster.ledger_handle import LedgerHandle, Ledgers
+from muniment.cluster.memory_service import MemoryService
+from muniment.cluster.naming import actor_names
+from muniment.cluster.record_service import RecordService
+from muniment.cluster.settings import Settings
+
+
+def open_services(settings: Settings) -> Services:
+    """The services over the named actors and the stores. The process must be connected to Ray."""
+    namespace = settings.ray.namespace
+    control = ControlStore(settings.store_url("control"))
+    memory = open_engine(settings.store_url("memory"))
+    create_schema(memory, tables.TABLES)
+    effects = open_engine(settings.store_url("effects"))
+    create_schema(effects, effect_store.TABLES)
+    policies = PolicyBook(control)
+    router: Any = RouterPool([ActorHandle(name, namespace) for name in actor_names("router", settings.routers.count)])
+    shards = shard_of(settings)
+    ledgers = Ledgers([LedgerHandle(name, namespace) for name in actor_names("ledger", settings.effects.ledgers)])
+    memory_service = MemoryService(router, shards, memory, policies)
+    effect_service = EffectService(ledgers, effects, StoredClassifications(control))
+
+    async def ledger_health() -> list[dict[str, Any]]:
+        return await asyncio.gather(*(ledger.health() for ledger in ledgers.handles))
+
+    return Services(
+        memory=memory_service,
+        conflicts=ConflictService(router, shards, memory, policies),
+        records=RecordService(
+            [
+                (memory, DecisionLog(tables.decisions, tables.decision_heads)),
+                (effects, DecisionLog(effect_store.decisions, effect_store.decision_heads)),
+                (control.engine, DecisionLog(control_decisions, control_heads)),
+            ],
+            memory,
+            policies,
+            shard_handles(settings),
+            worker_pool(settings),
+            ledger_health,
+        ),
+        effects=effect_service,
+        admin=AdminService(control, [memory_service, effect_service]),
+    )
+
+
+class RouterPool:
+    """The routers: each call goes to the least loaded."""
+
+    def __init__(self, handles: list[ActorHandle]) -> None:
+        self._handles = handles
+
+    def __getattr__(self, verb: str) -> Any:
+        if verb.startswith("_"):
+            raise AttributeError(verb)
+        return getattr(Remote(min(self._handles, key=lambda handle: (handle.in_flight, handle.name))), verb)
+
+
+def open_shard(settings: Settings, number: int) -> MemoryShard:
+    """The body of a shard, in its own process."""
+    engine = open_engine(settings.store_url("memory"))
+    create_schema(engine, tables.TABLES)
+    memory = settings.memory
+    return MemoryShard(
+        engine,
+        f"shard-{number}",
+        PolicyBook(ControlStore(settings.store_url("control"))),
+        ShardSettings(l1_capacity=memory.l1_capacity, l2_capacity=memory.l2_capacity, index=memory.index),
+    )
