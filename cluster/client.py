@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Coroutine
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from muniment.cluster.effect import Effects, Runner
+from muniment.cluster.effect import Verbs as EffectVerbs
 from muniment.cluster.transport import Answer, HttpTransport, Transport, send_until
 from muniment.cluster.verbs import Request, Verbs
 
@@ -30,7 +32,7 @@ def _transport(address: str | Path, key: str, user: str | None, company: str | N
     return RayTransport(address, key, user, company)
 
 
-class AsyncClient(Verbs[Awaitable[Answer]]):
+class AsyncClient(Verbs[Awaitable[Answer]], Effects):
     """The client for asyncio: every verb is awaited. Use it as an async context manager, or call ``close``.
 
     ``address``: ``http://…``, or a Ray address (``auto``, ``ray:HOST:PORT``), or the data folder of a running service.
@@ -54,6 +56,9 @@ class AsyncClient(Verbs[Awaitable[Answer]]):
     def _send(self, request: Request) -> Coroutine[Any, Any, Answer]:
         return send_until(self._to, request, self.timeout_seconds)
 
+    def _effect_parts(self) -> tuple[EffectVerbs, Runner | None]:
+        return self, None
+
     async def close(self) -> None:
         """Closes the connections."""
         await self._to.close()
@@ -65,7 +70,7 @@ class AsyncClient(Verbs[Awaitable[Answer]]):
         await self.close()
 
 
-class Client(Verbs[Answer]):
+class Client(Verbs[Answer], Effects):
     """The client for everybody else: every verb returns its answer. Thread-safe; arguments as of ``AsyncClient``.
 
     It runs an ``AsyncClient`` on an event loop in a thread of its own.
@@ -91,6 +96,9 @@ class Client(Verbs[Answer]):
 
     def _send(self, request: Request) -> Answer:
         return self._run(self.asynchronous._send(request))
+
+    def _effect_parts(self) -> tuple[EffectVerbs, Runner | None]:
+        return self.asynchronous, self._run
 
     def close(self) -> None:
         """Closes the connections and ends the thread. Idempotent."""

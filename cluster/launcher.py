@@ -104,6 +104,7 @@ class Service:
         """The named Ray actors; they get ready while the application is deployed."""
         from muniment.cluster.actor_classes import create_actors
 
+        publish_settings(self.settings)
         create_actors(self.settings)
 
     def deploy(self, application: Callable[[Settings], Any], port: int) -> None:
@@ -246,7 +247,7 @@ def start_ray(settings: Settings) -> str:
 def _import_ray() -> Any:
     """Ray, with the authentication that the environment asks for now: Ray reads it once, when it is imported."""
     import ray
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     logging.getLogger("ray").setLevel(logging.ERROR)
 
@@ -256,14 +257,44 @@ def _import_ray() -> Any:
 
 
 def connect_ray(address: str, namespace: str) -> str:
-    """Makes this process a driver of a running cluster; a connection that exists already is kept."""
+    """Makes this process a driver of the cluster at ``address`` (``auto``: the one it is in). Returns its address.
+
+    Raises ``StateConflict`` where the process is a driver of another cluster, ``Unavailable`` where there is none.
+    """
     ray = _import_ray()
     if not ray.is_initialized():
         try:
             ray.init(address=address, namespace=namespace, log_to_driver=False, configure_logging=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise Unavailable(f"no Ray cluster at {address}: {error}", retry_after_seconds=1) from None
-    return str(ray.get_runtime_context().gcs_address)
+    connected = str(ray.get_runtime_context().gcs_address)
+    if address not in ("auto", connected):
+        raise StateConflict(f"this process belongs to the Ray cluster at {connected}, not to {address}")
+    return connected
+
+
+def _settings_key(namespace: str) -> bytes:
+    return f"muniment:settings:{namespace}".encode()
+
+
+def publish_settings(settings: Settings) -> None:
+    """Leaves the settings in the Ray cluster, for clients inside it. Who can read them there can do anything there."""
+    from ray.experimental import internal_kv
+
+    values = settings.model_dump(mode="json")
+    if settings.store.url is not None:
+        values["store"]["url"] = settings.store.url.get_secret_value()
+    internal_kv._internal_kv_put(_settings_key(settings.ray.namespace), json.dumps(values).encode())
+
+
+def published_settings(namespace: str) -> Settings:
+    """The settings of the service in the Ray cluster of this process. Raises ``Unavailable`` where there is none."""
+    from ray.experimental import internal_kv
+
+    values = internal_kv._internal_kv_get(_settings_key(namespace))
+    if values is None:
+        raise Unavailable(f"no service runs in namespace {namespace!r} of this Ray cluster", retry_after_seconds=1)
+    return Settings(**json.loads(values))
 
 
 def attach(data_dir: Path) -> Running:
@@ -300,7 +331,10 @@ def _deploy(settings: Settings, application: Any, port: int) -> None:
             logging_config={"log_level": "WARNING", "enable_access_log": False},
         )
     except (RuntimeError, TimeoutError) as error:
-        raise Unavailable(f"the HTTP application does not start: {error}") from error
+        deployments = serve.status().applications[SERVE_APP].deployments.values()
+        reasons = [line for deployment in deployments for line in deployment.message.splitlines() if line.strip()]
+        reason = reasons[-1] if reasons else error
+        raise Unavailable(f"the HTTP application does not start: {reason}") from error
 
 
 def _withdraw(settings: Settings) -> None:

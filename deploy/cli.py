@@ -275,7 +275,7 @@ def key_create(
     """Make a key; it is shown this once."""
     with _operator(data_dir, company) as client:
         client.create_company(company)
-        made = client.create_key(_names(roles), user=user, groups=_names(groups), sources=_names(sources))
+        made = client.create_key(_names(roles) or [], user=user, groups=_names(groups), sources=_names(sources))
     if as_json:
         print(json.dumps({name: made.get(name) for name in ("id", "key", "company", "roles", "user")}))
     else:

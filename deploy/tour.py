@@ -206,7 +206,7 @@ def _act_twice(guide: _Guide) -> None:
     guide.curator.classify(_TOOL, key_paths=["/project", "/title"], window={"seconds": 86400})
     moment = datetime.now(UTC)
     arguments = {"project": "bgl", "title": f"Lustre mount failed, seen {moment.isoformat()}", "body": "See the log."}
-    call = {"area": "operations", "agent": "watcher", "tool": _TOOL, "arguments": arguments}
+    call: dict[str, Any] = {"area": "operations", "agent": "watcher", "tool": _TOOL, "arguments": arguments}
     runs = [f"run-{moment:%Y%m%dT%H%M%S%f}-{name}" for name in "ab"]
     first = guide.agent.propose(**call, run_id=runs[0], step_id="1")
     guide.console.print(Text(f"  {runs[0]} step 1: {first['verdict']} ({first['reason']})", style="bold"))
