@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from muniment.actors import tier_index
+from muniment.actors.hnsw_graph import HnswGraph
 from muniment.actors.lexical_index import LexicalIndex
 from muniment.actors.positions import Positions
 from muniment.actors.tier_index import TierIndex
@@ -346,6 +347,59 @@ def test_where_the_graph_cannot_answer_the_search_is_exact(monkeypatch: pytest.M
     monkeypatch.setattr(tier_index, "_STEP_COST", 25)
     assert recall(index, query, 20) == 1.0  # so few members cost less than the walk
     assert answers.by_graph == 1
+
+
+def test_a_graph_follows_what_leaves_moves_and_changes() -> None:
+    rng = np.random.default_rng(23)
+    positions = Positions()
+    graph = HnswGraph(48, positions)
+    positions.follow(graph.shrink)
+    vectors = dict(zip([f"f{n}" for n in range(300)], unit(clustered(rng, 300)), strict=True))
+    positions.add(list(vectors))
+    claimed = graph.claim(1000)
+    graph.insert(np.array(list(vectors.values()))[claimed])
+    positions.remove([f"f{n}" for n in range(0, 120, 4)])
+    changed = [f"f{n}" for n in range(1, 300, 20)]
+    graph.forget(np.array([positions[id] for id in changed]))
+    positions.add([f"new{n}" for n in range(20)])
+    covered = {id for id in vectors if id in positions} - set(changed)
+    assert (graph.nodes, graph.dead, graph.uncovered) == (300, 45, 35)
+    assert {positions.id_at(place) for place in graph.uncovered_positions()} == set(positions.ids()) - covered
+    everything, _ = graph.search(vectors["f2"][np.newaxis], 300)
+    assert sorted(everything) == sorted(positions[id] for id in covered)
+    for id in covered:
+        assert positions[id] in graph.search(vectors[id][np.newaxis], 1)[0]
+
+
+def test_a_changed_vector_is_found_where_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(29)
+    index = TierIndex(48, "hnsw")
+    vectors = clustered(rng, 600)
+    index.add([f"f{n}" for n in range(600)], vectors)
+    assert index.settle(60)
+    answers = Answers(monkeypatch)
+    index.add(["f7"], vectors[400:401])
+    assert [id for id, _ in index.search(vectors[400], 2)] == ["f400", "f7"]
+    assert "f7" not in [id for id, _ in index.search(vectors[7], 1)]
+    assert answers.by_graph == 2
+
+
+def test_far_members_that_the_graph_does_not_cover_never_stand_in_for_near_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(31)
+    index = TierIndex(48, "hnsw")
+    vectors = clustered(rng, 1000)
+    query = vectors[5]
+    index.add([f"f{n}" for n in range(1000)], vectors)
+    assert index.settle(60)
+    answers = Answers(monkeypatch)
+    index.add([f"far{n}" for n in range(100)], -query + 0.1 * clustered(rng, 100))
+    mask = index.positions.mask(index.ids())
+    mask[[index.positions[id] for id, _ in index.search(query, 400)]] = False
+    answers.by_graph = 0
+    assert recall(index, query, 30, mask) == 1.0
+    assert answers.by_graph == 0
 
 
 def test_auto_gets_a_graph_above_its_size_and_drops_it_below_half() -> None:
