@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from muniment.cluster import Client, launcher, processes
 from muniment.cluster.settings import Settings, document, effective, load
@@ -187,18 +187,19 @@ def status(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def settings(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Show every setting: its value now, its variable, and what it is for."""
+    """Show every setting: its value now, and what it is for."""
     values = effective(load(data_dir=data_dir))
     if as_json:
         print(json.dumps(values))
         return
-    table = Table("setting", "value", "variable", "what")
+    table = Table(Column("setting", no_wrap=True), "value", "what", box=None, pad_edge=False)
     for entry in document():
         value: Any = values
         for part in entry["key"].split("."):
             value = value[part]
-        table.add_row(entry["key"], str(value), entry["variable"], entry["description"])
+        table.add_row(entry["key"], str(value), entry["description"])
     console.print(table)
+    console.print("Variables: MUNIMENT_ and the name in capitals with __ for each dot, e.g. MUNIMENT_HTTP__PORT.")
 
 
 @app.command()
@@ -299,10 +300,10 @@ def key_list(
     if as_json:
         print(json.dumps({"keys": found_keys}))
         return
-    table = Table("id", "roles", "user", "groups", "expires", "revoked")
+    table = Table(Column("id", no_wrap=True), "roles", "user", "groups", "expires", box=None, pad_edge=False)
     for key in found_keys:
         parts = [key["id"], ", ".join(key["roles"]), key.get("user"), ", ".join(key.get("groups", ()))]
-        table.add_row(*(str(part or "") for part in (*parts, key.get("expires_at"), key.get("revoked_at"))))
+        table.add_row(*(str(part or "") for part in (*parts, key.get("expires_at"))))
     console.print(table)
 
 

@@ -56,6 +56,10 @@ class _Guide:
     curator: Client
     console: Console
 
+    def say(self, line: str, style: str = "") -> None:
+        """Prints a line as it is, however long."""
+        self.console.print(Text(line, style=style), soft_wrap=True)
+
 
 def walk(url: str, operator_key: str, log: Path, console: Console) -> None:
     """Walks the whole tour against the service at ``url``."""
@@ -125,10 +129,9 @@ def _store(guide: _Guide, log: Path) -> None:
     if missing:
         _tell(guide, missing)
     alarming = sum(fact["importance"] > 0.5 for fact in facts)
-    guide.console.print(
+    guide.say(
         f"{len(facts)} of {len(lines)} lines are facts, {alarming} of them important (0.95); "
-        f"{len(there)} were here already, {len(missing)} are new.",
-        highlight=False,
+        f"{len(there)} were here already, {len(missing)} are new."
     )
 
 
@@ -158,13 +161,13 @@ def _recall(guide: _Guide) -> None:
     guide.console.rule("2. Recall", align="left")
     for question in _QUESTIONS:
         answer = guide.agent.recall(question, top_k=3)
-        guide.console.print(Text(f"? {question}", style="bold"))
+        guide.say(f"? {question}", "bold")
         table = Table("score", "tier", "importance", "fact", box=None, pad_edge=False)
         for result in answer["results"]:
             fact = result["fact"]
             table.add_row(f"{result['score']:.3f}", result["tier"], f"{fact['importance']:.2f}", Text(fact["text"]))
         guide.console.print(table)
-        guide.console.print(Text(_route_line(answer["route"]), style="dim"))
+        guide.say(_route_line(answer["route"]), "dim")
 
 
 def _route_line(route: dict[str, Any]) -> str:
@@ -190,15 +193,15 @@ def _contradict(guide: _Guide) -> None:
         else:
             (result,) = guide.agent.remember([{"subject": _SUBJECT, "field": _FIELD, **fact}])["results"]
             outcome = f"-> {result['outcome']}"
-        guide.console.print(Text(f"  {source}: {fact['text']}  {outcome}"))
+        guide.say(f"  {source}: {fact['text']}  {outcome}")
     for entry in guide.curator.decisions(subject=_SUBJECT, field=_FIELD)["decisions"]:
         line = f"  decided: {entry['outcome']} by rule {entry['rule']}: {entry['reason']}"
-        guide.console.print(Text(line, style="bold"))
+        guide.say(line, "bold")
     now = guide.agent.facts(_SUBJECT, _FIELD)
     current = now["current"]
-    guide.console.print(Text(f"  {_FIELD} of {_SUBJECT} now: {current['value'] if current else 'nothing'}"))
+    guide.say(f"  {_FIELD} of {_SUBJECT} now: {current['value'] if current else 'nothing'}")
     if now.get("dispute"):
-        guide.console.print(Text(f"  beside it: {now['dispute']['notice']}"))
+        guide.say(f"  beside it: {now['dispute']['notice']}")
 
 
 def _act_twice(guide: _Guide) -> None:
@@ -209,16 +212,14 @@ def _act_twice(guide: _Guide) -> None:
     call: dict[str, Any] = {"area": "operations", "agent": "watcher", "tool": _TOOL, "arguments": arguments}
     runs = [f"run-{moment:%Y%m%dT%H%M%S%f}-{name}" for name in "ab"]
     first = guide.agent.propose(**call, run_id=runs[0], step_id="1")
-    guide.console.print(Text(f"  {runs[0]} step 1: {first['verdict']} ({first['reason']})", style="bold"))
+    guide.say(f"  {runs[0]} step 1: {first['verdict']} ({first['reason']})", "bold")
     if first["verdict"] == "allow":
         done = guide.agent.confirm(first["reservation"]["token"])
-        guide.console.print(Text(f"  the tool returned success: {done['state']}"))
+        guide.say(f"  the tool returned success: {done['state']}")
     second = guide.agent.propose(**call, run_id=runs[1], step_id="7")
     origin = second.get("origin", {})
-    guide.console.print(Text(f"  {runs[1]} step 7: {second['verdict']} ({second['reason']})", style="bold"))
-    guide.console.print(
-        Text(f"  origin: {origin.get('run_id')} step {origin.get('step_id')}, confirmed {origin.get('confirmed_at')}")
-    )
+    guide.say(f"  {runs[1]} step 7: {second['verdict']} ({second['reason']})", "bold")
+    guide.say(f"  origin: {origin.get('run_id')} step {origin.get('step_id')}, confirmed {origin.get('confirmed_at')}")
 
 
 def say_where(url: str, data_dir: Path, console: Console) -> None:
