@@ -19,6 +19,8 @@ MAX_COMPANY_BYTES = 128
 def _company(name: str) -> str:
     if len(name.encode()) > MAX_COMPANY_BYTES:
         raise problem(f"must have at most {MAX_COMPANY_BYTES} bytes of UTF-8")
+    if name in (".", ".."):
+        raise problem("must not be . or .., which no path can name")
     if "/" in name or name != name.strip() or any(unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") for c in name):
         raise problem("must not contain a slash or control characters, nor begin or end with a space")
     return name

@@ -304,6 +304,27 @@ def test_a_proposal_waits_for_the_confirmation(api: Open) -> None:
     assert answers[0]["verdict"] == "duplicate"
 
 
+def test_who_hung_up_waits_no_more(api: Open) -> None:
+    """The key goes to the next one who asks; a waiter still there would hold it for the whole lease."""
+    curator, agent = api("curator"), api("agent")
+    curator("PUT", "/v1/tools/mail/classification", {"key_paths": ["to"], "window": {"permanent": True}})
+    verdicts = []
+    for attempt in range(10):  # the release may overtake the news that the waiter is gone
+        effect = {**EFFECT, "arguments": {"to": f"lee-{attempt}"}, "step_id": "s"}
+        first = agent("POST", "/v1/effects/propose", {**effect, "run_id": "r1"})
+        waiter = api("agent")
+        body = {**effect, "run_id": "r2", "wait_ms": 30_000}
+        with pytest.raises(httpx.ReadTimeout):
+            waiter.http.post("/v1/effects/propose", json=body, timeout=httpx.Timeout(30, read=0.5))
+        waiter.http.close()
+        agent("POST", "/v1/effects/release", {"token": first["reservation"]["token"]})
+        third = agent("POST", "/v1/effects/propose", {**effect, "run_id": "r3", "wait_ms": 0})
+        verdicts.append(third["verdict"])
+        if third["verdict"] == "allow":
+            break
+    assert "allow" in verdicts
+
+
 def test_a_tool_may_have_a_slash_in_its_name(api: Open) -> None:
     curator = api("curator")
     curator("PUT", "/v1/tools/github%2Fcreate_issue/classification", {"key_paths": ["/title"], "window": "off"})

@@ -129,6 +129,7 @@ def test_the_company_comes_from_the_key_and_an_operator_names_one():
     with pytest.raises(Forbidden):
         require_same_company(principal_of(acme, NOW), "other")
     require_same_company(principal_of(operator, NOW), "other")
+    require_same_company(principal_of(operator, NOW, x_company="acme"), "other")
 
 
 def test_source_kinds_come_from_the_key_else_from_its_roles():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -119,6 +120,9 @@ def test_nobody_makes_an_operator_or_a_key_of_another_company(service):
             made_key(service, principal, company="acme", roles=["operator"])
     with pytest.raises(Forbidden):
         made_key(service, ADMIN, company="globex")
+    acting = replace(OPERATOR, company="acme")  # X-Company
+    assert made_key(service, acting)["company"] == "acme"
+    assert made_key(service, acting, company="globex")["company"] == "globex"
     with pytest.raises(InvalidInput) as caught:
         made_key(service, OPERATOR)
     assert caught.value.fields["errors"][0]["pointer"] == "/company"

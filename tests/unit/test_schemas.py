@@ -287,6 +287,7 @@ def test_arguments_nest_as_deep_as_a_body_may_and_no_deeper():
         (CompanyRequest, {"company": " a"}, "/company"),
         (CompanyRequest, {"company": "\u00e9" * 65}, "/company"),
         (CompanyRequest, {"company": "a\nb"}, "/company"),
+        (CompanyRequest, {"company": ".."}, "/company"),
         (ReservationRequest, {"token": ""}, "/token"),
         (ImportKeysRequest, {"effects": []}, "/effects"),
         (ImportKeysRequest, {"effects": [{"area": "a"}] * 1001}, "/effects"),
