@@ -50,7 +50,7 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class _Found:
+class Found:
     """One candidate's evidence: cosine, BM25 score."""
 
     resident: Resident
@@ -68,9 +68,9 @@ def recall(
     answered at all (of two values of one slot, only the one in use may).
     """
     profile = plan.profile
-    found = _search(tenant.spaces[Tier.L1], Tier.L1, plan, profile.l1_k, admit)
+    found = search(tenant.spaces[Tier.L1], Tier.L1, plan, max(profile.l1_k, plan.top_k), admit)
     if profile.coverage_depth is None:
-        answered = [c.resident for c in _ranked(list(found.values()), plan, plan.top_k)]
+        answered = [c.resident for c in ranked(list(found.values()), plan, plan.top_k)]
     else:
         nearest = sorted(found.values(), key=lambda f: (-f.similarity, f.resident.fact.id))
         answered = [f.resident for f in nearest[: profile.coverage_depth]]
@@ -87,16 +87,16 @@ def recall(
     tiers = [Tier.L1]
     if decision.decision is Decision.SEARCH_L2:
         tiers.append(Tier.L2)
-        archive = _search(tenant.spaces[Tier.L2], Tier.L2, plan, profile.l2_k, admit)
+        archive = search(tenant.spaces[Tier.L2], Tier.L2, plan, max(profile.l2_k, plan.top_k), admit)
         # The published program answers from L2 instead of L1, unless L2 has nothing to say.
         found = {**archive, **found} if profile.merge_tiers or not archive else archive
     depth = max(plan.top_k, profile.rerank_depth) if profile.rerank else plan.top_k
-    return _ranked(list(found.values()), plan, depth), decision, tiers
+    return ranked(list(found.values()), plan, depth), decision, tiers
 
 
-def _search(
+def search(
     space: TierSpace, tier: Tier, plan: RecallPlan, k: int, admit: Callable[[Resident], bool]
-) -> dict[str, _Found]:
+) -> dict[str, Found]:
     """The union of the k nearest and the k best worded, each with both pieces of evidence."""
     with space.positions.lock:
         mask = space.mask(plan.visibility)
@@ -109,17 +109,18 @@ def _search(
             worded.update(space.lexical.search(plan.terms, len(only_near), space.positions.mask(only_near)))
         held = {id: space.held[id] for id in near}
     return {
-        id: _Found(resident, tier, near[id], worded.get(id, 0.0)) for id, resident in held.items() if admit(resident)
+        id: Found(resident, tier, near[id], worded.get(id, 0.0)) for id, resident in held.items() if admit(resident)
     }
 
 
-def _ranked(found: Sequence[_Found], plan: RecallPlan, limit: int) -> list[Candidate]:
+def ranked(found: Sequence[Found], plan: RecallPlan, limit: int) -> list[Candidate]:
+    """The best ``limit`` of what was found, by the profile's fusion, best first."""
     asked = counted_entities(plan.entities, plan.profile)
     evidence = Evidence(
         ids=[f.resident.fact.id for f in found],
         similarity=np.array([f.similarity for f in found], np.float64),
         lexical=np.array([f.lexical for f in found], np.float64),
-        shared=np.array([count_shared(asked, f.resident.entities) for f in found], np.int64),
+        shared=np.array([count_shared(asked, f.resident.entities, f.resident.folded) for f in found], np.int64),
         importance=np.array([f.resident.fact.importance for f in found], np.float64),
         asked=len(asked),
     )

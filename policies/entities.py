@@ -91,11 +91,9 @@ def is_mentioned(entity: str, entities: Iterable[str], text: str) -> bool:
     return any(entity == other or _stands_in(entity, other) for other in entities) or _stands_in(entity, text)
 
 
-def count_shared(query_entities: Iterable[str], entities: frozenset[str]) -> int:
-    """How many of the query's entities are among a fact's, or are a whole part of one of them."""
-    return sum(
-        1 for entity in query_entities if entity in entities or any(_stands_in(entity, other) for other in entities)
-    )
+def count_shared(query_entities: Iterable[str], entities: frozenset[str], text: str) -> int:
+    """How many of the query's entities are among a fact's ``entities`` or stand in its ``text`` (already folded)."""
+    return sum(1 for entity in query_entities if entity in entities or _stands_in(entity, text))
 
 
 def matching(entities: Iterable[str], pattern: str) -> tuple[str, ...]:
