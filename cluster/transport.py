@@ -40,10 +40,10 @@ class Transport(Protocol):
 class HttpTransport:
     """HTTP over pooled connections."""
 
-    def __init__(self, address: str, headers: Mapping[str, str], connections: int) -> None:
+    def __init__(self, address: str, headers: Mapping[str, bytes], connections: int) -> None:
         self._address = address.rstrip("/")
         self._http = httpx.AsyncClient(
-            headers=dict(headers),
+            headers=[(name.encode(), value.encode()) for name, value in headers.items()],  # a user's name is any text
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         )
 

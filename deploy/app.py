@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from muniment.cluster import schemas
 from muniment.cluster.endpoints import ENDPOINTS, Answer, Endpoint, Services, dispatch
 from muniment.cluster.schemas import parse_query
+from muniment.cluster.schemas.base import MAX_DEPTH
 from muniment.cluster.settings import LimitSettings, Settings
 from muniment.deploy.bodies import parse_json, read_body
 from muniment.deploy.openapi import document, operation
@@ -37,6 +38,11 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
 #: Names in a route that may themselves hold a slash (as %2F).
 _SLASHED = ("tool", "user", "run_id", "company")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_DESCRIPTION = f"""Memory for AI agents: bounded recall, no duplicate effects, no silent contradictions.
+
+Bodies are JSON in UTF-8, whatever their content type says, nested at most {MAX_DEPTH} deep, and no object has a name
+twice (400 otherwise). A field that is not known is an error. Times are RFC 3339 with an offset; text is kept in NFC.
+Lists answer `next` where there is more: give it as `cursor`."""
 #: The status that nobody reads: the client has gone (as nginx writes it into its log).
 _CLIENT_GONE = 499
 
@@ -46,7 +52,7 @@ def create_app(services: Services, settings: Settings) -> FastAPI:
     app = FastAPI(
         title="Muniment",
         version="1",
-        description="Memory for AI agents: bounded recall, no duplicate effects, no silent contradictions.",
+        description=_DESCRIPTION,
         redoc_url=None,
         redirect_slashes=False,
         swagger_ui_oauth2_redirect_url=None,
