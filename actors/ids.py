@@ -7,5 +7,5 @@ from datetime import datetime
 
 
 def new_id(prefix: str, now: datetime) -> str:
-    """``prefix_`` + 12 hex digits of milliseconds + 20 random hex digits (80 bits)."""
-    return f"{prefix}_{int(now.timestamp() * 1000):012x}{os.urandom(10).hex()}"
+    """``prefix_`` + 14 hex digits of microseconds since the epoch + 18 random hex digits (72 bits)."""
+    return f"{prefix}_{int(now.timestamp()) * 1_000_000 + now.microsecond:014x}{os.urandom(9).hex()}"

@@ -16,6 +16,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from muniment.actors.clock import Clock, system_clock
+from muniment.actors.history_recall import recall_history
 from muniment.actors.ports import Record
 from muniment.actors.recall import Candidate, RecallPlan, recall
 from muniment.actors.slot_rulings import SlotRulings
@@ -25,11 +26,14 @@ from muniment.actors.store.engine import Fence
 from muniment.actors.store.group_commit import GroupCommitter
 from muniment.actors.tenant import Tenant, Visibility, resident_of
 from muniment.actors.tier_index import Kind
+from muniment.actors.wire import fact_to_dict
 from muniment.policies.model import Scope, Slot, Tier
 from muniment.policies.retention import RetentionSettings
-from muniment.policies.routing import RecallProfile
+from muniment.policies.routing import Decision, GateDecision, Reason, RecallProfile
 
 T = TypeVar("T")
+#: What stands for the tier of an answer out of the slots' history.
+HISTORY = "history"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,7 @@ class MemoryShard:
     ) -> None:
         self._engine = engine
         self._settings = settings or ShardSettings()
-        self._clock = clock
+        self._policies = policies
         self._tenants: dict[str, Tenant] = {}
         self._loads: dict[str, asyncio.Task[Tenant]] = {}
         self._written_while_loading: dict[str, bool] = {}
@@ -135,7 +139,7 @@ class MemoryShard:
         """Applies a router's plan: ``candidates`` (best first), the gate's decision and the tiers searched."""
         vector = np.frombuffer(plan["vector"], np.float32)
         tenant = await self._tenant(company, len(vector))
-        now = self._clock()
+        now = self._writer.now()
         request = RecallPlan(
             vector=vector,
             terms=plan["terms"],
@@ -145,6 +149,9 @@ class MemoryShard:
             profile=RecallProfile.model_validate(plan["profile"]),
             visibility=Visibility(now=now, user=plan["user"], **plan["filters"]),
         )
+        moments = plan["moments"]
+        if moments:
+            return await self._recall_history(company, request, moments)
         found, gate, tiers = recall(tenant, request, self._writer.admission(company, tenant, now))
         undecided = self._writer.undecided(company, tenant, (c.resident.fact for c in found), now)
         if undecided:
@@ -154,6 +161,30 @@ class MemoryShard:
             "candidates": [self._candidate(company, tenant, c) for c in found],
             "gate": gate.to_dict(),
             "tiers": [tier.value for tier in tiers],
+        }
+
+    async def _recall_history(self, company: str, request: RecallPlan, moments: Record) -> Record:
+        def read() -> list[Candidate]:
+            with self._engine.connect() as connection:
+                times = moments.get("as_of"), moments.get("known_at")
+                return recall_history(connection, company, request, *times, self._policies.rules_at)
+
+        found = await asyncio.to_thread(read)
+        threshold = request.profile.threshold or request.threshold
+        gate = GateDecision(Decision.L1_ONLY, Reason.DISABLED, None, threshold, request.entities, ())
+        return {
+            "candidates": [
+                {
+                    "fact": fact_to_dict(c.resident.fact),
+                    "owner": self._writer.owner(company, c.resident.fact),
+                    "tier": HISTORY,
+                    "score": c.score,
+                    "terms": c.terms,
+                }
+                for c in found
+            ],
+            "gate": gate.to_dict(),
+            "tiers": [HISTORY],
         }
 
     async def warm(self, company: str, dimension: int) -> Record:

@@ -80,7 +80,8 @@ class SlotReader:
             events = memory_store.get_events(connection, company, [f.id for f in told])
             records = [SlotRecord(f, events.get(f.id, ())) for f in told]
             rules_at = self._policies.rules_at(slot)
-            held = as_of(records, instant or known_at or now, known_at or now, rules_at, parents)
+            known = known_at or max(fact.recorded_at for fact in told)
+            held = as_of(records, instant or known_at or now, known, rules_at, parents)
             return SlotPage(held, None, tuple(told))
         reading = read(told, self._policies.rules(slot), parents, now)
         dispute, waiting = self._dispute(connection, slot, reading.current)

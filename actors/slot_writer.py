@@ -27,7 +27,7 @@ from muniment.policies.authority import Actor, review_date
 from muniment.policies.errors import Forbidden, NotFound
 from muniment.policies.model import ConflictKind, Fact, Scope, Slot, Status, Tier
 from muniment.policies.precedence_policy import UNASSIGNED, PrecedencePolicy, SlotRules, resolve
-from muniment.policies.slot_history import Change, Reading, read
+from muniment.policies.slot_history import Change, Reading, RulesAt, read
 
 #: Sources of evidence that are handed out with a fact, the newest; all are kept.
 _EVIDENCE_SHOWN: Final = 20
@@ -42,6 +42,10 @@ class Policies(Protocol):
 
     def current(self, company: str) -> tuple[int, PrecedencePolicy]:
         """The newest version and its number, 0 and the default policy where none was written."""
+        ...
+
+    def rules_at(self, slot: Slot) -> RulesAt:
+        """The slot's rules as the policy stood at a moment."""
         ...
 
 
@@ -290,6 +294,10 @@ class SlotWriter:
         return self._last
 
     # --- reading; also from the event loop's thread
+
+    def now(self) -> datetime:
+        """The time at which all that was written so far counts as written."""
+        return max(self._clock(), self._last)
 
     def rules(self, company: str, slot: Slot) -> SlotRules:
         """What the company's policy says of a slot now."""

@@ -198,6 +198,18 @@ def crowded_slots(connection: sa.Connection, company: str) -> list[Slot]:
     return [fact.slot for fact in get_facts(connection, company, ids).values() if fact.slot is not None]
 
 
+def told_facts(connection: sa.Connection, company: str, user: str | None, known_at: datetime, limit: int) -> list[Fact]:
+    """The newest ``limit`` facts of slots that ``user`` may see and that were recorded by ``known_at``."""
+    f = t.facts.c
+    visible = f.user.is_(None) if user is None else sa.or_(f.user.is_(None), f.user == user)
+    where = [f.company == company, f.slot.is_not(None), visible]
+    if known_at is not None:
+        where.append(f.recorded_at <= microseconds(known_at))
+    return [
+        _fact(row) for row in connection.execute(sa.select(t.facts).where(*where).order_by(f.id.desc()).limit(limit))
+    ]
+
+
 def told_slots(connection: sa.Connection, company: str, limit: int) -> list[Slot]:
     """Slots of which more than one fact was told, at most ``limit``."""
     f = t.facts.c

@@ -261,7 +261,7 @@ def test_what_is_not_our_format_is_refused(data: bytes) -> None:
 
 
 def test_ids_sort_by_time_and_do_not_collide() -> None:
-    ids = [new_id("f", NOW + timedelta(milliseconds=n)) for n in range(100)]
+    ids = [new_id("f", NOW + timedelta(microseconds=n)) for n in range(100)]
     assert ids == sorted(set(ids))
     assert len({new_id("f", NOW) for _ in range(1000)}) == 1000
 
