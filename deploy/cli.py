@@ -192,7 +192,7 @@ def settings(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(values))
         return
-    table = Table(Column("setting", no_wrap=True), "value", "what", box=None, pad_edge=False)
+    table = Table(Column("setting", no_wrap=True), Column("value", overflow="fold"), "what", box=None, pad_edge=False)
     for entry in document():
         value: Any = values
         for part in entry["key"].split("."):

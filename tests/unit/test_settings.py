@@ -38,7 +38,7 @@ def test_the_file_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("MUNIMENT_CONFIG_FILE", str(file))
     assert load().effects.ledgers == 3
     monkeypatch.setenv("MUNIMENT_CONFIG_FILE", str(tmp_path / "absent.yaml"))
-    with pytest.raises(ConfigurationError, match="absent.yaml"):
+    with pytest.raises(ConfigurationError, match=r"absent\.yaml"):
         load()
 
 
@@ -109,6 +109,14 @@ def test_every_setting_is_documented_from_its_model() -> None:
     assert all(entry["description"] for entry in entries.values())
     assert entries["http.port"]["variable"] == "MUNIMENT_HTTP__PORT"
     assert entries["limits.batch_facts"]["default"] == str(LimitSettings().batch_facts)
+
+
+def test_every_setting_is_used() -> None:
+    root = Path(__file__).parents[2]
+    files = [path for layer in ("actors", "cluster", "deploy") for path in (root / layer).rglob("*.py")]
+    code = "\n".join(path.read_text() for path in files if path.name != "settings.py")
+    names = {entry["key"].rpartition(".")[2] for entry in document()}
+    assert {name for name in names if f".{name}" not in code} - {"url"} == set()
 
 
 def test_the_defaults_are_those_of_the_contract() -> None:
