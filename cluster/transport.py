@@ -43,7 +43,7 @@ class HttpTransport:
     def __init__(self, address: str, headers: Mapping[str, bytes], connections: int) -> None:
         self._address = address.rstrip("/")
         self._http = httpx.AsyncClient(
-            headers=[(name.encode(), value.encode()) for name, value in headers.items()],  # a user's name is any text
+            headers=[(name.encode(), value) for name, value in headers.items()],
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         )
 
