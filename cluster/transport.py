@@ -81,7 +81,7 @@ def error_of(response: httpx.Response) -> MunimentError:
     except (ValueError, KeyError, TypeError):
         kind = Unavailable if response.status_code in (429, 502, 503, 504) else MunimentError
         return kind(f"HTTP status {response.status_code}: {response.text[:200]}")
-    fields = {name: value for name, value in problem.items() if name not in _PROBLEM_MEMBERS}
+    fields = {name: value for name, value in problem.items() if name not in _PROBLEM_MEMBERS and value != []}
     if response.headers.get("retry-after", "").isdigit():
         fields.setdefault("retry_after_seconds", int(response.headers["retry-after"]))
     return MunimentError.from_wire({"code": code, "detail": detail, "fields": fields})

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -209,7 +210,7 @@ def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     findings = examine(load(data_dir=data_dir))
     if as_json:
-        print(json.dumps([finding.__dict__ for finding in findings]))
+        print(json.dumps([asdict(finding) for finding in findings]))
     else:
         for finding in findings:
             mark = {"ok": "[green]ok  [/]", "warning": "[yellow]warn[/]", "error": "[red]bad [/]"}[finding.level]

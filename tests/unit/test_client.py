@@ -163,7 +163,7 @@ def test_a_naive_time_is_refused_before_anything_is_sent(client: Client, server:
          {"errors": [{"pointer": "/facts/0/text", "message": "m"}]}),
         (problem(409, "stale_reservation", state="lapsed", holder={"run_id": "r"}), StaleReservation,
          {"state": "lapsed", "holder": {"run_id": "r"}}),
-        (problem(418, "of_a_newer_service", extra=1), MunimentError, {"extra": 1}),
+        (problem(418, "of_a_newer_service", errors=[], extra=1), MunimentError, {"extra": 1}),
         ((500, {}, "Internal Server Error"), MunimentError, {}),
     ],
     ids=["invalid", "stale", "unknown code", "no problem document"],

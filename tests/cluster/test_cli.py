@@ -1,0 +1,103 @@
+"""The command line against a running service."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from muniment.policies.errors import Unauthenticated
+
+from .conftest import Service, muniment
+
+LOG = Path(__file__).parents[1] / "data" / "BGL_2k.log"
+
+
+def test_a_key_is_one_line_and_valid_at_once(service: Service) -> None:
+    flags = ("--company", "cli-keys", "--roles", "agent,owner", "--user", "ana", "--groups", "sales,support")
+    made = muniment("key", "create", *flags, "--data-dir", service.data_dir, "--json")
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.count("\n") == 1
+    key = json.loads(made.stdout)
+    assert set(key) == {"id", "key", "company", "roles", "user"}
+    assert (key["company"], sorted(key["roles"]), key["user"]) == ("cli-keys", ["agent", "owner"], "ana")
+    with service.client(key["key"]) as client:
+        assert client.memories()["memories"] == []
+
+    listed = muniment("key", "list", "--company", "cli-keys", "--data-dir", service.data_dir, "--json")
+    assert [entry["id"] for entry in json.loads(listed.stdout)["keys"]] == [key["id"]]
+    assert key["key"] not in listed.stdout
+
+    revoked = muniment("key", "revoke", key["id"], "--company", "cli-keys", "--data-dir", service.data_dir)
+    assert revoked.returncode == 0, revoked.stderr
+    with service.client(key["key"]) as client, pytest.raises(Unauthenticated):
+        client.memories()
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("key", "create", "--company", "c", "--roles", "king"), "/roles/0"),
+        (("key", "revoke", "k_none", "--company", "nobody-has-this-name"), "no such company"),
+        (("demo", "--log", "no-such-file.log"), "no-such-file.log"),
+    ],
+    ids=["a role that is none", "a company that is none", "a file that is none"],
+)
+def test_a_failure_is_one_clear_line(service: Service, command: tuple[str, ...], says: str) -> None:
+    tried = muniment(*command, "--data-dir", service.data_dir)
+    assert tried.returncode == 1
+    assert tried.stdout == ""
+    assert tried.stderr.count("\n") == 1
+    assert says in tried.stderr
+
+
+def test_commands_say_that_no_service_runs(tmp_path: Path) -> None:
+    for command in (("key", "list", "--company", "c"), ("key", "create", "--company", "c", "--roles", "agent")):
+        tried = muniment(*command, "--data-dir", tmp_path)
+        assert tried.returncode == 1
+        assert "muniment up" in tried.stderr
+    assert muniment("status", "--data-dir", tmp_path).returncode == 1
+    assert muniment("down", "--data-dir", tmp_path).returncode == 0
+
+
+def test_status_and_doctor_find_a_running_service(service: Service) -> None:
+    status = muniment("status", "--data-dir", service.data_dir, "--json")
+    assert status.returncode == 0
+    report = json.loads(status.stdout)
+    assert (report["url"], report["ready"]) == (service.url, True)
+    assert report["processes"] > 5
+    doctor = muniment("doctor", "--data-dir", service.data_dir, "--json")
+    assert doctor.returncode == 0, doctor.stdout
+    assert {"level": "ok", "what": "service", "detail": f"runs at {service.url}"} in json.loads(doctor.stdout)
+
+
+def test_the_tour_shows_all_parts_and_a_second_one_finds_the_facts_of_the_first(
+    service: Service, tmp_path: Path
+) -> None:
+    log = tmp_path / "some.log"
+    log.write_text("".join(LOG.read_text().splitlines(keepends=True)[1200:1260]) + "a line of another format\n")
+    tours = [muniment("demo", "--log", log, "--data-dir", service.data_dir) for _ in range(2)]
+    for tour in tours:
+        assert tour.returncode == 0, tour.stderr
+        for part in range(1, 6):
+            assert re.search(rf"^{part}\. ", tour.stdout, re.MULTILINE)
+        assert re.search(r"gate: (l1_only|search_l2) because \w+", tour.stdout)
+        assert re.search(r"decided: \w+ by rule \w+", tour.stdout)
+        assert re.search(r"step 1: allow", tour.stdout)
+        assert re.search(r"step 7: duplicate .*\n  origin: run-\S+-a step 1, confirmed 2", tour.stdout)
+        assert f"{service.url}/docs" in tour.stdout
+    assert "60 of 61 lines are facts" in tours[0].stdout
+    assert "0 were here already, 60 are new" in tours[0].stdout
+    assert "60 were here already, 0 are new" in tours[1].stdout
+    assert httpx.get(f"{service.url}/readyz").status_code == 200  # the tour stops only what it started
+
+
+def test_the_tour_leaves_no_key_behind(service: Service, tmp_path: Path) -> None:
+    log = tmp_path / "one.log"
+    log.write_text(LOG.read_text().splitlines()[0])
+    assert muniment("demo", "--log", log, "--data-dir", service.data_dir).returncode == 0
+    with service.client(company="tour") as operator:
+        assert operator.keys()["keys"] == []
