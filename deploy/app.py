@@ -1,6 +1,6 @@
 """The HTTP API: a thin layer that reads a request, asks who it is from, dispatches it, and tells of errors.
 
-Deny by default: whatever is not listed in ``OPEN_PATHS`` needs a key, also what does not exist.
+Deny by default: whatever is neither listed in ``OPEN_PATHS`` nor the review desk needs a key, also what does not exist.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from muniment.cluster.schemas import parse_query
 from muniment.cluster.schemas.base import MAX_DEPTH
 from muniment.cluster.settings import LimitSettings, Settings
 from muniment.deploy.bodies import parse_json, read_body
+from muniment.deploy.console import console_router
 from muniment.deploy.openapi import document, operation
 from muniment.deploy.problems import problem_response, status_response
 from muniment.policies.errors import MunimentError
@@ -35,6 +36,8 @@ T = TypeVar("T")
 
 #: What answers without a key.
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
+#: The review desk, which asks for a key on a page of its own.
+DESK = "/console"
 #: Names in a route that may themselves hold a slash (as %2F).
 _SLASHED = ("tool", "user", "run_id", "company")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
@@ -67,6 +70,7 @@ def create_app(services: Services, settings: Settings) -> FastAPI:
             tags=[endpoint.route.split("/")[2]],
             openapi_extra=operation(endpoint, settings.limits),
         )
+    app.include_router(console_router(services, settings.limits))
     _add_probes(app, services)
     _add_problems(app)
     made: dict[str, Any] = {}
@@ -205,13 +209,18 @@ class Gate:
             await send(message)
 
         async def enter() -> None:
-            if scope["path"] not in OPEN_PATHS:
+            if not _is_open(scope["path"]):
                 request.state.principal = await self._services.admin.authenticate(
                     headers.get("authorization"), _text(headers, "x-user"), _text(headers, "x-company")
                 )
 
         refusal = await _told(request, enter)
         await (refusal or self.app)(scope, receive, send_with_id)
+
+
+def _is_open(path: str) -> bool:
+    """Whether a path answers without a key; the review desk signs people in by itself."""
+    return path in OPEN_PATHS or path == DESK or path.startswith(DESK + "/")
 
 
 def _text(headers: Headers, name: str) -> str | None:
