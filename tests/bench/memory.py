@@ -235,7 +235,7 @@ def median_ms(asked: Iterable[Asked]) -> float:
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on standard error; yields the function that advances it."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr, transient=True) as bar:
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
 

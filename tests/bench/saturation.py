@@ -204,7 +204,7 @@ def main() -> None:
             models.embedder.prepare(fact.text for fact in facts)
             for profile, mode in product(options.profile, options.modes):
                 rows.append(await measure(models, scenario, mode, profile, facts, queries, seed))
-                stderr.print(" ".join(f"{key}={_short(value)}" for key, value in rows[-1].items()))
+                stderr.print(" ".join(f"{key}={_short(value)}" for key, value in rows[-1].items()), soft_wrap=True)
         return rows
 
     rows = run(everything)
