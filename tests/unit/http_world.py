@@ -80,7 +80,7 @@ class World:
     def begin(self) -> None:
         """One company, the operator's key, and nothing else."""
         with self.store.engine.begin() as connection:
-            for table in reversed(TABLES):
+            for table in reversed(list(TABLES)):
                 connection.execute(table.delete())
         self.store.adopt_operator_key(self.operator)
         self.store.create_company("acme", "key:operator")
