@@ -33,7 +33,8 @@ app.add_typer(keys, name="key")
 console = Console()
 errors = Console(stderr=True)
 
-READY_SECONDS = 180.0
+READY_SECONDS = 300.0
+_POLL_SECONDS = 0.2
 
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of the service.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
@@ -92,10 +93,12 @@ def _serve(settings: Settings) -> None:
     from muniment.deploy.ingress import build
 
     def announce(url: str) -> None:
-        if _answers(url, READY_SECONDS):
-            console.print(f"ready: {url}   docs: {url}/docs   Ctrl-C stops it", highlight=False, soft_wrap=True)
-        else:
-            errors.print(f"not ready after {READY_SECONDS:.0f} s; see muniment status", highlight=False)
+        try:
+            _wait_until_ready(settings.data_dir, None)
+        except Unavailable as error:
+            errors.print(f"muniment: {error.detail}", markup=False, highlight=False, soft_wrap=True)
+            return
+        console.print(f"ready: {url}   docs: {url}/docs   Ctrl-C stops it", highlight=False, soft_wrap=True)
 
     launcher.run(settings, build, announce)
 
@@ -121,30 +124,24 @@ def start_detached(settings: Settings) -> None:
 
 def _wait_until_ready(data_dir: Path, process: subprocess.Popen[bytes] | None) -> None:
     deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline:
-        if process is not None and process.poll() is not None:
-            lines = (data_dir / launcher.LOG_FILE).read_text(errors="replace").split("\n")
-            said = [line.removeprefix("muniment: ") for line in lines if line.startswith("muniment: ")]
-            raise Unavailable(said[-1] if said else f"it ended at its start; see {data_dir / launcher.LOG_FILE}")
-        running = launcher.find(data_dir)
-        if running is not None and _answers(running.url, 1.0):
-            return
-        time.sleep(0.1)
+    with httpx.Client(timeout=5.0) as http:
+        while time.monotonic() < deadline:
+            if process is not None and process.poll() is not None:
+                lines = (data_dir / launcher.LOG_FILE).read_text(errors="replace").split("\n")
+                said = [line.removeprefix("muniment: ") for line in lines if line.startswith("muniment: ")]
+                raise Unavailable(said[-1] if said else f"it ended at its start; see {data_dir / launcher.LOG_FILE}")
+            running = launcher.find(data_dir)
+            if running is not None and _is_ready(http, running.url):
+                return
+            time.sleep(_POLL_SECONDS)
     raise Unavailable(f"not ready after {READY_SECONDS:.0f} s; see {data_dir / launcher.LOG_FILE}")
 
 
-def _answers(url: str, patience_seconds: float) -> bool:
-    """Whether the service says that it is ready, asked until it does or patience ends."""
-    deadline = time.monotonic() + patience_seconds
-    while True:
-        try:
-            if httpx.get(f"{url}/readyz", timeout=5.0).status_code == httpx.codes.OK:
-                return True
-        except httpx.TransportError:
-            pass  # not listening yet
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.1)
+def _is_ready(http: httpx.Client, url: str) -> bool:
+    try:
+        return http.get(f"{url}/readyz").status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False  # not listening yet
 
 
 def found(data_dir: Path) -> launcher.Running:
