@@ -33,6 +33,8 @@ from muniment.policies.slot_history import Change, Reading, RulesAt, read
 _EVIDENCE_SHOWN: Final = 20
 _RULES_CACHED: Final = 20_000
 _REVIEWS_AT_ONCE: Final = 500
+#: Writes between two looks for answers whose time is over.
+_FORGET_EVERY: Final = 32
 #: Who acts where nobody asked: a reading, or the system itself.
 _NOBODY: Final[Record] = {"id": "muniment", "groups": [], "may_claim_record": False}
 
@@ -65,6 +67,7 @@ class SlotWriter:
         self._clock = clock
         self._last = datetime.min.replace(tzinfo=clock().tzinfo)
         self._rules: dict[tuple[str, int, Slot], SlotRules] = {}
+        self._remembered = 0
         self.log = DecisionLog(t.decisions, t.decision_heads)
 
     # --- writing
@@ -82,8 +85,8 @@ class SlotWriter:
     ) -> Written:
         """Takes facts in: ``{"results": [{id, outcome, rule, decision_id?, conflict_id?, warnings?}…]}``, in order.
 
-        ``actor``: ``{id, groups, may_claim_record}``. ``request``: ``{key, hash}`` of an idempotency key; the same one
-        gets the first answer again. Raises ``IdempotencyMismatch``.
+        ``actor``: ``{id, groups, may_claim_record}``. ``request``: ``{key, hash, named}``; the same one gets the first
+        answer again, for long where its caller ``named`` it. Raises ``IdempotencyMismatch``.
         """
         book = self.book(connection, company, actor)
         before = self.answered(connection, company, request, book)
@@ -111,9 +114,15 @@ class SlotWriter:
     def remember_answer(
         self, connection: sa.Connection, company: str, request: Record | None, book: SlotBook, written: Written
     ) -> None:
-        """Keeps the answer for the request's key."""
-        if request is not None:
-            memory_store.remember_answer(connection, company, request["key"], request["hash"], book.now, written.answer)
+        """Keeps the answer for the request's key; now and then drops some that nobody can ask for any more."""
+        if request is None:
+            return
+        kept = memory_store.REMEMBERED if request["named"] else memory_store.REMEMBERED_UNNAMED
+        until = book.now + kept
+        memory_store.remember_answer(connection, company, request["key"], request["hash"], until, written.answer)
+        self._remembered += 1
+        if self._remembered % _FORGET_EVERY == 0:
+            memory_store.forget_answers(connection, book.now, 4 * _FORGET_EVERY)
 
     def _received(self, record: Record, company: str, book: SlotBook) -> Fact:
         now = book.tick()

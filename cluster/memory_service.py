@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
@@ -61,13 +62,17 @@ def actor_record(principal: Principal) -> Record:
     }
 
 
-def request_record(principal: Principal, request: Write, *named: str) -> Record | None:
-    """The idempotency key of a write, for a shard: one actor's keys are not another's."""
-    if request.idempotency_key is None:
-        return None
+def request_record(principal: Principal, request: Write | None, *named: str) -> Record:
+    """What a shard knows a write by, so that it is stored once however often it is sent.
+
+    Where the caller gives no idempotency key, one is made for the way from here to the shard. One actor's keys are not
+    another's.
+    """
+    if request is None or request.idempotency_key is None:
+        return {"key": uuid.uuid4().hex, "hash": b"", "named": False}
     body = json.dumps([*named, request.without_key().model_dump(mode="json")], sort_keys=True).encode()
     key = hashlib.sha256(f"{principal.actor}\x1f{request.idempotency_key}".encode()).hexdigest()
-    return {"key": key, "hash": hashlib.sha256(body).digest()}
+    return {"key": key, "hash": hashlib.sha256(body).digest(), "named": True}
 
 
 def notice_of(field: str | None) -> str:
@@ -159,9 +164,9 @@ class MemoryService:
             agent=confine(principal.agent, fact.agent, "/agent"),
         )
 
-    async def _replayed(self, company: str, again: Record | None) -> Record | None:
+    async def _replayed(self, company: str, again: Record) -> Record | None:
         """The answer that this request got before, found before anything is embedded."""
-        if again is None:
+        if not again["named"]:
             return None
 
         def read() -> Record | None:
@@ -311,7 +316,7 @@ class MemoryService:
             reason=reason,
             actor=actor_record(principal),
             own_only=require(principal, Permission.CORRECT_FACTS) is Extent.OWN,
-            request=None if request is None else request_record(principal, request, "expire", id),
+            request=request_record(principal, request, "expire", id),
         )
         return answer
 

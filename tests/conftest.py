@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+from tests.stores import Postgres, Stores, postgres_server
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -14,3 +19,18 @@ for _name in [name for name in os.environ if name.startswith("MUNIMENT_")]:
 # A busy machine is slow, and how long an example takes proves nothing.
 settings.register_profile("muniment", deadline=None)
 settings.load_profile("muniment")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server that forgets when it falls, which is quicker."""
+    with postgres_server() as server:
+        if server is None:
+            pytest.skip("PostgreSQL is not installed here, or there is nobody who may run it")
+        yield server
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Stores:
+    """Empty databases on SQLite."""
+    return Stores(tmp_path)

@@ -31,7 +31,7 @@ from muniment.actors.store.control_tables import (
     precedence_policies,
 )
 from muniment.actors.store.decision_log import Decision, DecisionLog, microseconds
-from muniment.actors.store.engine import create_schema, open_engine, writing
+from muniment.actors.store.engine import available, create_schema, open_engine, writing
 from muniment.actors.store.keys import OPERATOR_ID, key_hash, key_id_of, new_key
 from muniment.policies.access import Grant, Role
 from muniment.policies.errors import NotFound, StateConflict, StoreUnavailable
@@ -358,12 +358,12 @@ class ControlStore:
 
 @contextmanager
 def _available() -> Iterator[None]:
+    """What fails because the store is away, or another process was first, becomes ``StoreUnavailable``."""
     try:
-        yield
-    except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError, sa.exc.IntegrityError) as error:
-        raise StoreUnavailable(
-            f"the control store did not answer: {error.__class__.__name__}", retry_after_seconds=1
-        ) from error
+        with available():
+            yield
+    except sa.exc.IntegrityError as error:
+        raise StoreUnavailable("another process wrote the same at the same time", retry_after_seconds=1) from error
 
 
 def _log() -> DecisionLog:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from muniment.actors.store.decision_log import decision_table, head_table
-from muniment.actors.store.engine import metadata
+from muniment.actors.store.engine import Schema, metadata
 
 companies = sa.Table(
     "companies",
@@ -65,13 +65,17 @@ calibrations = sa.Table(
 control_decisions = decision_table("control_decisions")
 control_heads = head_table("control_decisions")
 
-TABLES = [
-    companies,
-    access_keys,
-    classifications,
-    precedence_policies,
-    partition_map,
-    calibrations,
-    control_decisions,
-    control_heads,
-]
+TABLES = Schema(
+    "control",
+    "0001",
+    (
+        companies,
+        access_keys,
+        classifications,
+        precedence_policies,
+        partition_map,
+        calibrations,
+        control_decisions,
+        control_heads,
+    ),
+)

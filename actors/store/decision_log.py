@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from muniment.actors.store.engine import metadata
+from muniment.actors.store.engine import metadata, only_where
 from muniment.actors.wire import pack, unpack
 
 GENESIS = bytes(32)
@@ -50,8 +50,8 @@ def decision_table(name: str) -> sa.Table:
         sa.Column("body", sa.LargeBinary, nullable=False),
         sa.Column("hash", sa.LargeBinary(32), nullable=False),
         sa.Index(f"{name}_at", "company", "at"),
-        sa.Index(f"{name}_run", "company", "run_id", "at", sqlite_where=sa.text("run_id IS NOT NULL")),
-        sa.Index(f"{name}_slot", "company", "subject", "field", sqlite_where=sa.text("subject IS NOT NULL")),
+        sa.Index(f"{name}_run", "company", "run_id", "at", **only_where("run_id IS NOT NULL")),
+        sa.Index(f"{name}_slot", "company", "subject", "field", **only_where("subject IS NOT NULL")),
     )
 
 
@@ -192,7 +192,7 @@ class DecisionLog:
             entries, heads = entries.where(t.c.company == company), heads.where(h.c.company == company)
         ends = {row.stream: (row.seq, bytes(row.hash)) for row in connection.execute(heads)}
         count, reached = 0, dict.fromkeys(ends, (0, GENESIS))
-        for row in connection.execution_options(yield_per=1000).execute(entries):
+        for row in connection.execute(entries, execution_options={"yield_per": 1000}):
             seq, head = reached.get(row.stream, (0, GENESIS))
             seq, head = seq + 1, hashlib.sha256(head + row.body).digest()
             if row.seq != seq or bytes(row.hash) != head:

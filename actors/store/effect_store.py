@@ -21,7 +21,7 @@ from muniment.actors.store.decision_log import (
     head_table,
     microseconds,
 )
-from muniment.actors.store.engine import metadata
+from muniment.actors.store.engine import Schema, metadata, only_where
 from muniment.policies.fingerprint import KEY_BYTES, company_prefix
 from muniment.policies.reservation import State, settled
 
@@ -57,8 +57,8 @@ keys = sa.Table(
     sa.Column("result_ref", sa.Text),
     # From this instant on the row counts as absent; null: never.
     sa.Column("retire_at", sa.BigInteger),
-    sa.Index("effect_keys_retire", "retire_at", sqlite_where=sa.text("retire_at IS NOT NULL")),
-    sa.Index("effect_keys_reserved", "company", "fence", sqlite_where=sa.text("state = 'reserved'")),
+    sa.Index("effect_keys_retire", "retire_at", **only_where("retire_at IS NOT NULL")),
+    sa.Index("effect_keys_reserved", "company", "fence", **only_where("state = 'reserved'")),
 )
 
 #: Tokens whose key was given to somebody else unconfirmed: what a late confirmation is answered from.
@@ -92,7 +92,7 @@ clock = sa.Table(
     sa.Column("at", sa.BigInteger, nullable=False),
 )
 
-TABLES = [keys, handovers, repeats, clock, decisions, decision_heads]
+TABLES = Schema("effects", "0001", (keys, handovers, repeats, clock, decisions, decision_heads))
 
 
 @dataclass(slots=True)
@@ -326,6 +326,7 @@ class EffectStore:
         for table in (keys, handovers, repeats):
             columns = list(table.primary_key.columns)
             due = sa.select(*columns).where(table.c.retire_at <= now).order_by(table.c.retire_at).limit(limit)
+            due = due.with_for_update(skip_locked=True)
             rows = [tuple(row) for row in connection.execute(due)]
             if rows:
                 # The time is asked again: another ledger may have taken the key since.
@@ -392,7 +393,7 @@ def list_keys(
     found: list[KeyRow] = []
     looked_at = 0
     row = None
-    for values in connection.execution_options(yield_per=500).execute(query.limit(_SCANNED)):
+    for values in connection.execute(query.limit(_SCANNED), execution_options={"yield_per": 500}):
         row = KeyRow(*values)
         row.state = State(row.state)
         looked_at += 1

@@ -1,20 +1,23 @@
-"""Opening a store: one SQLAlchemy engine per database, SQLite set up to lose nothing that was committed."""
+"""Opening a store: one SQLAlchemy engine per database, SQLite or PostgreSQL, set up to lose nothing that was committed.
+
+Everything dialects differ in, the ledger's hot path aside, stands here. Texts compare by code point in both.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from muniment.policies.errors import ConfigurationError, Fenced
+from muniment.policies.errors import ConfigurationError, Fenced, StoreUnavailable
 
-SCHEMA_VERSION = 1
 metadata = sa.MetaData()
 
-#: One row: the version of the schema.
-schema_info = sa.Table("schema_info", metadata, sa.Column("version", sa.Integer, nullable=False))
 #: One row per role ("shard-0", "ledger-2"): the epoch of the instance that may write.
 epochs = sa.Table(
     "epochs",
@@ -22,6 +25,51 @@ epochs = sa.Table(
     sa.Column("role", sa.String(64), primary_key=True),
     sa.Column("epoch", sa.Integer, nullable=False),
 )
+#: Any number, the same for all: who creates or upgrades tables holds this PostgreSQL lock.
+_SCHEMA_LOCK = 4_711_230_561
+#: What a session of PostgreSQL may do at most. A process that stopped in the middle of a transaction loses its locks
+#: before those who wait for them give up.
+_SESSION = "-c statement_timeout=30s -c idle_in_transaction_session_timeout=10s -c lock_timeout=20s"
+_CONNECT_SECONDS = 5
+_POOL = {"pool_size": 8, "max_overflow": 8, "pool_timeout": 5, "pool_pre_ping": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The tables of one database, and the revision of them that this program reads and writes."""
+
+    name: str
+    revision: str
+    tables: tuple[sa.Table, ...]
+    #: What Alembic asks which revision a store is at.
+    version_table: sa.Table = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        versions = sa.Table(f"{self.name}_schema", metadata, sa.Column("version_num", sa.String(32), primary_key=True))
+        object.__setattr__(self, "version_table", versions)
+        for column in (column for table in self.tables for column in table.columns):
+            kind = column.type
+            if isinstance(kind, sa.String):
+                column.type = kind.with_variant(type(kind)(kind.length, collation="C"), "postgresql")
+
+    def __iter__(self) -> Iterator[sa.Table]:
+        return iter(self.tables)
+
+    def found_in(self, connection: sa.Connection) -> str | None:
+        """The revision that the store is at, None where it has none of these tables."""
+        inspector = sa.inspect(connection)
+        if inspector.has_table(self.version_table.name):
+            found = connection.execute(sa.select(self.version_table.c.version_num)).scalar()
+            if found is not None:
+                return str(found)
+        if inspector.has_table(self.tables[0].name):
+            raise ConfigurationError(f"the store has a table {self.tables[0].name!r} that this program did not make")
+        return None
+
+
+def only_where(condition: str) -> dict[str, Any]:
+    """What makes an index one of the rows that fulfil ``condition`` only."""
+    return {"sqlite_where": sa.text(condition), "postgresql_where": sa.text(condition)}
 
 
 def sqlite_url(path: Path) -> str:
@@ -30,49 +78,111 @@ def sqlite_url(path: Path) -> str:
 
 
 def open_engine(url: str) -> sa.Engine:
-    """An engine for ``url``. SQLite: WAL, full sync, a busy time-out, and transactions that we begin ourselves."""
-    engine = sa.create_engine(url, connect_args={"check_same_thread": False} if url.startswith("sqlite") else {})
-    if engine.dialect.name == "sqlite":
+    """An engine for ``url``. It connects when it is first used, and anew after the store was away.
 
-        @event.listens_for(engine, "connect")
-        def _set_up(connection: Any, _record: Any) -> None:
-            connection.isolation_level = None
-            for pragma in (
-                "journal_mode=WAL",
-                "synchronous=FULL",
-                "busy_timeout=30000",
-                "foreign_keys=ON",
-                "wal_autocheckpoint=1000",
-                "temp_store=MEMORY",
-            ):
-                connection.execute(f"PRAGMA {pragma}").close()
+    SQLite: WAL, full sync, a busy time-out, and transactions that we begin ourselves. PostgreSQL: reads see one
+    snapshot per transaction, sessions are bounded. Raises ``ConfigurationError`` for any other database.
+    """
+    try:
+        address = sa.make_url(url)
+    except sa.exc.ArgumentError:
+        raise ConfigurationError("store.url is not an address") from None
+    if address.get_backend_name() == "sqlite":
+        return _open_sqlite(address)
+    if address.get_backend_name() == "postgresql":
+        return _open_postgresql(address)
+    raise ConfigurationError(f"store.url: {address.get_backend_name()!r} is not supported, PostgreSQL is")
 
-        @event.listens_for(engine, "begin")
-        def _begin(connection: sa.Connection) -> None:
-            mode = connection.get_execution_options().get("begin_mode", "DEFERRED")
-            connection.exec_driver_sql(f"BEGIN {mode}")
+
+def _open_sqlite(address: sa.URL) -> sa.Engine:
+    engine = sa.create_engine(address, connect_args={"check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _set_up(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "busy_timeout=30000",
+            "foreign_keys=ON",
+            "wal_autocheckpoint=1000",
+            "temp_store=MEMORY",
+        ):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        mode = connection.get_execution_options().get("begin_mode", "DEFERRED")
+        connection.exec_driver_sql(f"BEGIN {mode}")
 
     return engine
 
 
+def _open_postgresql(address: sa.URL) -> sa.Engine:
+    address = address.set(drivername="postgresql+psycopg")
+    given = address.query.get("options", "")
+    connect_args = {
+        "application_name": "muniment",
+        "connect_timeout": _CONNECT_SECONDS,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 15_000,
+        "options": f"{_SESSION} {given if isinstance(given, str) else ' '.join(given)}",
+    }
+    return sa.create_engine(address, connect_args=connect_args, isolation_level="REPEATABLE READ", **_POOL)
+
+
 def writing(engine: sa.Engine) -> sa.Engine:
-    """The same pool, whose transactions take the write lock at their start, so that no upgrade can fail midway."""
-    return engine.execution_options(begin_mode="IMMEDIATE") if engine.dialect.name == "sqlite" else engine
+    """The same pool, for transactions that write.
+
+    SQLite takes the write lock at their start, so that no upgrade can fail midway. In PostgreSQL each statement sees
+    what was committed before it, so that a fence is seen the moment it falls.
+    """
+    if engine.dialect.name == "sqlite":
+        return engine.execution_options(begin_mode="IMMEDIATE")
+    return engine.execution_options(isolation_level="READ COMMITTED")
 
 
-def create_schema(engine: sa.Engine, tables: list[sa.Table]) -> None:
-    """Creates what is missing of ``tables``; refuses a store that a newer program wrote. Idempotent."""
+def unbound(connection: sa.Connection) -> None:
+    """Lets this transaction take its time: a walk through everything, or a migration."""
+    if connection.dialect.name == "postgresql":
+        for name in ("statement_timeout", "idle_in_transaction_session_timeout", "lock_timeout"):
+            connection.exec_driver_sql(f"SET LOCAL {name} = 0")
+
+
+@contextmanager
+def available() -> Iterator[None]:
+    """What fails in it because the store cannot be reached, or is not able to, becomes ``StoreUnavailable``."""
+    try:
+        yield
+    except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError, sa.exc.TimeoutError) as error:
+        raise StoreUnavailable(
+            f"the store did not answer: {error.__class__.__name__}", retry_after_seconds=1
+        ) from error
+
+
+def create_schema(engine: sa.Engine, schema: Schema, upgrade: bool = False) -> None:
+    """Creates the tables in an empty store. Idempotent, and safe against several at once.
+
+    A store of an older revision is brought to this one where ``upgrade`` says so. Raises ``ConfigurationError`` for
+    one that this program cannot use as it is, ``sqlalchemy.exc.SQLAlchemyError`` where it cannot be reached.
+    """
+    with engine.connect() as connection:
+        if schema.found_in(connection) == schema.revision:
+            return
     with writing(engine).begin() as connection:
-        metadata.create_all(connection, tables=[schema_info, epochs, *tables])
-        found = connection.execute(sa.select(schema_info.c.version)).scalar()
+        if engine.dialect.name == "postgresql":
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
+            unbound(connection)
+        found = schema.found_in(connection)
         if found is None:
-            connection.execute(schema_info.insert().values(version=SCHEMA_VERSION))
-        elif found != SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"the store has schema version {found}, this program reads {SCHEMA_VERSION}",
-                found=found,
-                wanted=SCHEMA_VERSION,
-            )
+            metadata.create_all(connection, tables=[epochs, schema.version_table, *schema.tables])
+            connection.execute(schema.version_table.insert().values(version_num=schema.revision))
+        elif found != schema.revision:
+            from muniment.actors.store.migrations import migrate  # Alembic, which few starts need
+
+            migrate(connection, schema, found, upgrade)
 
 
 class Fence:
@@ -80,19 +190,24 @@ class Fence:
 
     def __init__(self, engine: sa.Engine, role: str) -> None:
         self.role = role
+        take = sa.text(
+            "INSERT INTO epochs (role, epoch) VALUES (:role, 1)"
+            " ON CONFLICT (role) DO UPDATE SET epoch = epochs.epoch + 1 RETURNING epoch"
+        )
         with writing(engine).begin() as connection:
-            held = connection.execute(sa.select(epochs.c.epoch).where(epochs.c.role == role)).scalar()
-            self.epoch = (held or 0) + 1
-            if held is None:
-                connection.execute(epochs.insert().values(role=role, epoch=self.epoch))
-            else:
-                connection.execute(epochs.update().where(epochs.c.role == role).values(epoch=self.epoch))
-        self._check = sa.select(epochs.c.epoch).where(epochs.c.role == role)
-        if engine.dialect.name == "postgresql":
-            self._check = self._check.with_for_update(read=True)
+            self.epoch: int = connection.execute(take, {"role": role}).scalar_one()
+        self._look = sa.select(epochs.c.epoch).where(epochs.c.role == role)
+        # Whoever takes over waits for the transactions that have passed the check.
+        self._check = self._look.with_for_update(read=True)
 
     def check(self, connection: sa.Connection) -> None:
-        """Raises ``Fenced`` where a newer instance took over."""
-        newest = connection.execute(self._check).scalar()
+        """Raises ``Fenced`` where a newer instance took over; until the transaction ends, none can."""
+        self._compare(connection.execute(self._check).scalar())
+
+    def look(self, connection: sa.Connection) -> None:
+        """The same in a transaction that only reads, and without holding anybody up."""
+        self._compare(connection.execute(self._look).scalar())
+
+    def _compare(self, newest: int | None) -> None:
         if newest != self.epoch:
             raise Fenced(f"{self.role}: epoch {self.epoch} was replaced by {newest}", role=self.role)

@@ -18,8 +18,9 @@ from muniment.policies.slot_history import Change, SlotEvent
 
 #: Ids in one ``IN`` list: well under SQLite's bound on variables.
 _IN_LIST = 500
-#: How long the answer to an idempotency key is kept.
+#: How long the answer to a request is kept: one that a caller named, and one that was named on its way here.
 REMEMBERED = timedelta(hours=24)
+REMEMBERED_UNNAMED = timedelta(minutes=10)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -181,7 +182,7 @@ def indexed_facts(connection: sa.Connection, company: str) -> Iterator[Stored]:
         .where(t.facts.c.company == company, t.facts.c.tier.is_not(None))
         .order_by(t.facts.c.id)
     )
-    for row in connection.execution_options(yield_per=1000).execute(query):
+    for row in connection.execute(query, execution_options={"yield_per": 1000}):
         yield Stored(_fact(row), Tier(row.tier), row.usage, bytes(row.vector))
 
 
@@ -282,10 +283,10 @@ def children(connection: sa.Connection, company: str, parent: str) -> list[str]:
 def remembered_answer(
     connection: sa.Connection, company: str, key: str, body_hash: bytes, now: datetime
 ) -> dict[str, Any] | None:
-    """The answer that this idempotency key got within 24 hours. Raises ``IdempotencyMismatch`` for another body."""
+    """The answer that this request got in its time. Raises ``IdempotencyMismatch`` for another body."""
     r = t.requests.c
     row = connection.execute(sa.select(t.requests).where(r.company == company, r.key == key)).first()
-    if row is None or row.at <= microseconds(now - REMEMBERED):
+    if row is None or row.expires_at <= microseconds(now):
         return None
     if bytes(row.body_hash) != body_hash:
         raise IdempotencyMismatch("this idempotency key came with another body")
@@ -294,19 +295,24 @@ def remembered_answer(
 
 
 def remember_answer(
-    connection: sa.Connection, company: str, key: str, body_hash: bytes, now: datetime, answer: dict[str, Any]
+    connection: sa.Connection, company: str, key: str, body_hash: bytes, until: datetime, answer: dict[str, Any]
 ) -> None:
-    """Keeps an answer for its idempotency key, and drops a few that are older than 24 hours."""
+    """Keeps a request's answer."""
     r = t.requests.c
-    old = sa.select(r.company, r.key).where(r.at <= microseconds(now - REMEMBERED)).order_by(r.at).limit(100)
-    for row in connection.execute(old).all():
-        connection.execute(t.requests.delete().where(r.company == row.company, r.key == row.key))
-    connection.execute(t.requests.delete().where(r.company == company, r.key == key))
-    connection.execute(
-        t.requests.insert().values(
-            company=company, key=key, body_hash=body_hash, at=microseconds(now), answer=pack(answer)
-        )
-    )
+    row = {"body_hash": body_hash, "expires_at": microseconds(until), "answer": pack(answer)}
+    there = connection.execute(t.requests.update().where(r.company == company, r.key == key).values(row)).rowcount
+    if not there:
+        connection.execute(t.requests.insert().values(company=company, key=key, **row))
+
+
+def forget_answers(connection: sa.Connection, now: datetime, limit: int) -> int:
+    """Deletes at most ``limit`` answers whose time is over; how many went."""
+    r = t.requests.c
+    over = sa.select(r.company, r.key).where(r.expires_at <= microseconds(now)).order_by(r.expires_at).limit(limit)
+    pairs = [(row.company, row.key) for row in connection.execute(over.with_for_update(skip_locked=True))]
+    if pairs:
+        connection.execute(t.requests.delete().where(sa.tuple_(r.company, r.key).in_(pairs)))
+    return len(pairs)
 
 
 def model_dimension(connection: sa.Connection) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from muniment.actors.store.decision_log import decision_table, head_table
-from muniment.actors.store.engine import metadata
+from muniment.actors.store.engine import Schema, metadata, only_where
 
 #: All that was ever told, except slotless facts that retention deleted. ``body`` is the packed fact; the columns are
 #: what queries ask for. Times are microseconds.
@@ -26,10 +26,10 @@ facts = sa.Table(
     sa.Column("superseded_by", sa.String(64)),
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Index("facts_company", "company", "id"),
-    sa.Index("facts_slot", "company", "slot", "status", sqlite_where=sa.text("slot IS NOT NULL")),
-    sa.Index("facts_tier", "company", "tier", sqlite_where=sa.text("tier IS NOT NULL")),
-    sa.Index("facts_user", "company", "user", sqlite_where=sa.text("user IS NOT NULL")),
-    sa.Index("facts_review", "company", "review_at", sqlite_where=sa.text("review_at IS NOT NULL")),
+    sa.Index("facts_slot", "company", "slot", "status", **only_where("slot IS NOT NULL")),
+    sa.Index("facts_tier", "company", "tier", **only_where("tier IS NOT NULL")),
+    sa.Index("facts_user", "company", "user", **only_where('"user" IS NOT NULL')),
+    sa.Index("facts_review", "company", "review_at", **only_where("review_at IS NOT NULL")),
 )
 
 #: (d,) float32 in C order, of every stored fact.
@@ -99,16 +99,16 @@ fact_events = sa.Table(
     sa.Index("fact_events_company", "company"),
 )
 
-#: Answers of writes that carried an idempotency key, kept for 24 hours.
+#: Answers of writes, by the request's id: what is sent again within its time gets the same answer and writes nothing.
 requests = sa.Table(
     "requests",
     metadata,
     sa.Column("company", sa.String(128), primary_key=True),
     sa.Column("key", sa.String(255), primary_key=True),
     sa.Column("body_hash", sa.LargeBinary(32), nullable=False),
-    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", sa.BigInteger, nullable=False),
     sa.Column("answer", sa.LargeBinary, nullable=False),
-    sa.Index("requests_at", "at"),
+    sa.Index("requests_expires", "expires_at"),
 )
 
 #: The embedding model the stored vectors are from: one row.
@@ -122,15 +122,19 @@ embedding_model = sa.Table(
 decisions = decision_table("memory_decisions")
 decision_heads = head_table("memory_decisions")
 
-TABLES = [
-    facts,
-    vectors,
-    derivations,
-    conflicts,
-    rulings,
-    fact_events,
-    requests,
-    embedding_model,
-    decisions,
-    decision_heads,
-]
+TABLES = Schema(
+    "memory",
+    "0001",
+    (
+        facts,
+        vectors,
+        derivations,
+        conflicts,
+        rulings,
+        fact_events,
+        requests,
+        embedding_model,
+        decisions,
+        decision_heads,
+    ),
+)

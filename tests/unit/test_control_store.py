@@ -32,8 +32,8 @@ class Ticking:
 
 
 @pytest.fixture
-def url(tmp_path):
-    return sqlite_url(tmp_path / "control.db")
+def url(stores):
+    return stores.url("control")
 
 
 @pytest.fixture
@@ -251,11 +251,12 @@ def test_a_changed_entry_is_found(store):
     store.create_key("acme", "ana", roles=AGENT)
     store.create_key("acme", "ana", roles=AGENT)
     with store.engine.begin() as connection:
-        connection.execute(sa.text("update control_decisions set body = X'00' where seq = 2"))
+        connection.execute(sa.text("update control_decisions set body = hash where seq = 2"))
     assert store.verify("acme") == (1, {"stream": "control/acme", "seq": 2})
 
 
-def test_a_store_that_cannot_be_read_is_unavailable(store):
+def test_a_store_that_cannot_be_read_is_unavailable(tmp_path):
+    store = ControlStore(sqlite_url(tmp_path / "control.db"))
     with store.engine.begin() as connection:
         connection.execute(sa.text("drop table access_keys"))
     with pytest.raises(StoreUnavailable):

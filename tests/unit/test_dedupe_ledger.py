@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import event
 
 from muniment.actors.clock import ForwardClock
 from muniment.actors.dedupe_ledger import DedupeLedger
@@ -32,10 +30,11 @@ from muniment.actors.ledger_ops import (
     Token,
 )
 from muniment.actors.store import effect_store
-from muniment.actors.store.engine import open_engine, sqlite_url
+from muniment.actors.store.engine import open_engine
 from muniment.policies.errors import Fenced, InvalidInput, NotFound, StaleReservation, StateConflict
 from muniment.policies.fingerprint import effect_key, parse_key_paths
 from muniment.policies.reservation import State
+from tests.stores import Stores
 
 SECOND = 1_000_000
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,9 +43,8 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 class Bench:
     """A ledger, its store and its clock, with short words for what runs do."""
 
-    def __init__(self, path: Path) -> None:
-        self.engine = open_engine(sqlite_url(path))
-        event.listen(self.engine, "connect", lambda c, _: c.execute("PRAGMA synchronous=OFF"))
+    def __init__(self, stores: Stores) -> None:
+        self.engine = stores.hasten(open_engine(stores.url("effects")))
         self.wall = START
         self.decisions = 0
         self.restart()
@@ -116,8 +114,8 @@ def key(what: str = "x", company: str = "acme") -> bytes:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path / "effects.db")
+def bench(stores: Stores) -> Iterator[Bench]:
+    made = Bench(stores)
     yield made
     made.ledger.close()
     made.engine.dispose()

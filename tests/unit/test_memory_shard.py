@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from muniment.actors.store import memory_store
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.control_store import ControlStore
 from muniment.actors.store.decision_log import DecisionLog
-from muniment.actors.store.engine import create_schema, open_engine, sqlite_url
+from muniment.actors.store.engine import create_schema, open_engine
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.policies.errors import (
     AlreadyRuled,
@@ -31,6 +30,7 @@ from muniment.policies.errors import (
     ModelUnavailable,
     NotFound,
 )
+from tests.stores import Stores
 
 DIMENSION = 32
 ANA = {"id": "ana", "groups": ["accounts"], "may_claim_record": True}
@@ -65,12 +65,12 @@ class Words:
 class Bench:
     """A shard, its router and its clock."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, stores: Stores, **settings: Any) -> None:
         self.now = at(0)
         self.settings = ShardSettings(**settings)
-        self.engine = open_engine(sqlite_url(folder / "memory.db"))
+        self.engine = stores.hasten(open_engine(stores.url("memory")))
         create_schema(self.engine, t.TABLES)
-        self.control = ControlStore(sqlite_url(folder / "control.db"), lambda: self.now)
+        self.control = ControlStore(stores.url("control"), lambda: self.now)
         self.control.create_company("acme", "operator")
         self.control.create_company("other", "operator")
         self.start()
@@ -122,8 +122,8 @@ def contact(value: str, day: int | None = None, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
+def bench(stores: Stores) -> Iterator[Bench]:
+    bench = Bench(stores)
     yield bench
     bench.close()
 
@@ -334,12 +334,12 @@ def test_only_its_owner_retires_a_fact(bench: Bench) -> None:
 
 def test_the_same_key_and_body_get_the_first_answer_and_another_body_none(bench: Bench) -> None:
     async def scenario() -> None:
-        request = {"key": "k", "hash": b"1" * 32}
+        request = {"key": "k", "hash": b"1" * 32, "named": True}
         first = await bench.tell({"text": "once"}, request=request)
         assert await bench.tell({"text": "once"}, request=request) == first
         assert await bench.texts("once") == ["once"]
         with pytest.raises(IdempotencyMismatch):
-            await bench.tell({"text": "twice"}, request={"key": "k", "hash": b"2" * 32})
+            await bench.tell({"text": "twice"}, request={"key": "k", "hash": b"2" * 32, "named": True})
         bench.now = at(1.01)
         assert await bench.tell({"text": "once"}, request=request) != first
 
@@ -361,8 +361,8 @@ def test_what_is_past_its_review_date_is_reviewed_once_and_stays(bench: Bench) -
     run(scenario())
 
 
-def test_slotless_facts_leave_for_good_and_facts_of_slots_stay_in_the_store(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, l1_capacity=10, l2_capacity=20)
+def test_slotless_facts_leave_for_good_and_facts_of_slots_stay_in_the_store(stores: Stores) -> None:
+    bench = Bench(stores, l1_capacity=10, l2_capacity=20)
 
     async def scenario() -> None:
         await bench.tell(contact("Dana", importance=0.0))
@@ -385,8 +385,8 @@ def test_slotless_facts_leave_for_good_and_facts_of_slots_stay_in_the_store(tmp_
     bench.close()
 
 
-def test_usage_survives_a_restart_and_is_what_eviction_looks_at(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, l1_capacity=2, l2_capacity=2)
+def test_usage_survives_a_restart_and_is_what_eviction_looks_at(stores: Stores) -> None:
+    bench = Bench(stores, l1_capacity=2, l2_capacity=2)
 
     async def scenario() -> None:
         await bench.tell({"text": "often asked"}, {"text": "never wanted"})
