@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -170,10 +169,8 @@ class Batch:
         ends_at = self.now + op.lease
         if row is not None and state is State.RESERVED:
             move(state, Event.RENEW)
-            ends_at = max(ends_at, row.ends_at or 0)
-            return self._put(
-                replace(row, claim=op.decision_id, lease=op.lease, ends_at=ends_at, retire_at=ends_at + RETENTION)
-            )
+            row.claim, row.lease = op.decision_id, op.lease
+            return self._extend(row, ends_at)
         state = move(state, Event.REOPEN if state is State.CONFIRMED else Event.RESERVE)
         if row is not None and row.state is not State.CONFIRMED and row.run_id is not None and row.nonce:
             self._store.hand_over(self._connection, row, self.now + RETENTION)
@@ -202,6 +199,19 @@ class Batch:
                 retire_at=ends_at + RETENTION,
             )
         )
+
+    def _extend(self, row: KeyRow, ends_at: int) -> KeyRow:
+        """The lease ends at ``ends_at``, or when it did before if that is later."""
+        row.ends_at = max(ends_at, row.ends_at or 0)
+        row.retire_at = row.ends_at + RETENTION
+        return self._put(row)
+
+    def _end(self, row: KeyRow, state: State, note: str | None, ends_at: int | None) -> KeyRow:
+        """The reservation is over: ``state`` since now, until ``ends_at`` (None: for ever)."""
+        row.state, row.claim, row.note = state, None, note
+        row.changed_at, row.ends_at = self.now, ends_at
+        row.retire_at = None if ends_at is None else ends_at + RETENTION
+        return self._put(row)
 
     def _put(self, row: KeyRow) -> KeyRow:
         self._rows[row.key] = self.changed[row.key] = row
@@ -291,28 +301,15 @@ class Batch:
         row, state = self._held(op)
         self._move(state, Event.CONFIRM)
         if state is not State.CONFIRMED:
-            ends_at = None if row.window is None else self.now + row.window
-            row = self._put(
-                replace(
-                    row,
-                    state=State.CONFIRMED,
-                    claim=None,
-                    ends_at=ends_at,
-                    changed_at=self.now,
-                    late=int(state is State.LAPSED),
-                    note=op.reason,
-                    result_ref=op.result_ref,
-                    retire_at=None if ends_at is None else ends_at + RETENTION,
-                )
-            )
+            row.late, row.result_ref = int(state is State.LAPSED), op.result_ref
+            self._end(row, State.CONFIRMED, op.reason, None if row.window is None else self.now + row.window)
         return Settled(State.CONFIRMED.value, bool(row.late), confirmed_at=_confirmed_at(row))
 
     def _renew(self, op: Renew) -> Settled:
         row, state = self._held(op)
         self._move(state, Event.RENEW)
-        ends_at = max(row.ends_at or 0, self.now + row.lease)
-        self._put(replace(row, ends_at=ends_at, retire_at=ends_at + RETENTION))
-        return Settled(State.RESERVED.value, expires_at=ends_at)
+        self._extend(row, self.now + row.lease)
+        return Settled(State.RESERVED.value, expires_at=row.ends_at)
 
     def _release(self, op: Release) -> Settled:
         row, state = self._held(op)
@@ -320,17 +317,7 @@ class Batch:
             return Settled(state.value)
         self._move(state, Event.RELEASE)
         if state is not State.RELEASED:
-            self._put(
-                replace(
-                    row,
-                    state=State.RELEASED,
-                    claim=None,
-                    ends_at=None,
-                    changed_at=self.now,
-                    note=op.reason,
-                    retire_at=self.now + RETENTION,
-                )
-            )
+            self._end(row, State.RELEASED, op.reason, self.now)
         return Settled(State.RELEASED.value)
 
     @staticmethod
@@ -351,18 +338,6 @@ class Batch:
             move(state, Event.FORGET)
         except IllegalTransition as error:
             raise StateConflict("the effect is not confirmed but reserved", state=State.RESERVED.value) from error
-        # Without its nonce the old token proves nothing: its run cannot confirm again what a curator took back.
-        self._put(
-            replace(
-                row,
-                state=State.RELEASED,
-                nonce=b"",
-                ends_at=None,
-                changed_at=self.now,
-                note=op.reason,
-                retire_at=self.now + RETENTION,
-            )
-        )
         self._record(
             row,
             id=op.decision_id,
@@ -373,6 +348,9 @@ class Batch:
             inputs={"step_id": row.step_id, "origin": origin(row.run_id, row.step_id, _confirmed_at(row))},
             run_id=row.run_id,
         )
+        # Without its nonce the old token proves nothing: its run cannot confirm again what a curator took back.
+        row.nonce = b""
+        self._end(row, State.RELEASED, op.reason, self.now)
         return Forgotten(op.decision_id)
 
     def _import(self, op: Import) -> Imported:

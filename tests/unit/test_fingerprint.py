@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import unicodedata
 from typing import Any
 
 import pytest
+import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,6 +108,20 @@ def test_keys_are_equal_exactly_where_values_are(a: Any, b: Any) -> None:
 
     assert (key({"v": a}, "/v") == key({"v": b}, "/v")) == (shape(a) == shape(b))
     assert key({"v": a}, "/v") == key(json.loads(json.dumps({"v": a})), "/v")
+
+
+@given(st.dictionaries(nfc_names, values, min_size=1, max_size=4))
+def test_a_key_is_the_hash_of_the_canonical_form(arguments: dict[str, Any]) -> None:
+    def clean(value: Any) -> Any:
+        if isinstance(value, str):
+            return unicodedata.normalize("NFC", value)
+        if isinstance(value, dict):
+            return {name: clean(item) for name, item in value.items()}
+        return [clean(item) for item in value] if isinstance(value, list) else value
+
+    paths = [KeyPath((name,)).pointer for name in arguments]
+    canonical = rfc8785.dumps({**SCOPE, "values": dict(zip(paths, map(clean, arguments.values()), strict=True))})
+    assert key(arguments, *paths) == company_prefix("acme") + hashlib.sha256(canonical).digest()
 
 
 def test_one_and_one_point_zero_and_the_text() -> None:
