@@ -125,10 +125,11 @@ def plot(rows: Sequence[dict[str, Any]], limit: float, folder: Path) -> None:
         shown = [row for row in rows if row["profile"] == profile]
         made, axes = figure()
         modes = [row["mode"] for row in shown]
-        bars = axes.bar(modes, [row["mrr@5"] for row in shown], color=[COLOURS[mode] for mode in modes])
+        bars = axes.bar(modes, [row["mrr@5"] for row in shown], 0.6, color=[COLOURS[mode] for mode in modes])
         axes.bar_label(bars, fmt="%.3f", padding=2)
         axes.axhline(limit, color="black", linestyle="--", linewidth=1)
-        axes.annotate(f"limit {limit:.3f}", (1, limit), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right", "va": "bottom"}
+        axes.annotate(f"limit {limit:.3f}", (1, limit), (0, 14), **place)
         axes.set_ylim(0, max(limit, *(row["mrr@5"] for row in shown)) * 1.2)
         axes.set_ylabel("MRR@5 (higher is better)")
         axes.set_title(f"Recall from a real log, profile {profile}", loc="left")
