@@ -12,6 +12,7 @@ import ray
 from muniment.actors.memory_shard import MemoryShard
 from muniment.actors.model_worker import ModelWorker
 from muniment.actors.router import Router
+from muniment.actors.store.engine import available
 from muniment.actors.wire import pack, unpack
 from muniment.cluster.handles import ActorHandle, Remote, WorkerPool
 from muniment.cluster.ledger_actor import create_ledger
@@ -50,7 +51,7 @@ class _Actor(Generic[Body]):
         opening = self._opening
         try:
             return await asyncio.shield(opening)
-        except MunimentError:
+        except Exception:
             if self._opening is opening:
                 self._opening = None
             raise
@@ -61,7 +62,8 @@ class _Actor(Generic[Body]):
         try:
             if verb not in self.verbs:
                 raise NotFound(f"{type(self).__name__} has no verb {verb!r}")
-            return pack(["ok", await getattr(await self._body(), verb)(**arguments)])
+            with available():
+                return pack(["ok", await getattr(await self._body(), verb)(**arguments)])
         except MunimentError as error:
             return pack(["error", error.to_wire()])
         except Exception:

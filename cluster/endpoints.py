@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from muniment.actors.store.engine import available
 from muniment.cluster import schemas as s
 from muniment.cluster.schemas.base import DEFAULT_LIMITS, Name, parse
 from muniment.cluster.settings import LimitSettings
@@ -167,7 +168,8 @@ async def dispatch(
         if Role.OPERATOR in principal.roles:
             await services.admin.require_company(company)
     request = None if endpoint.model is None else parse(endpoint.model, data, limits)
-    return await endpoint.call(services, principal, names, request)
+    with available():
+        return await endpoint.call(services, principal, names, request)
 
 
 def _name(text: str) -> str:

@@ -69,6 +69,8 @@ def environment(settings: Settings) -> dict[str, str]:
         # More threads than cores, or threads that spin, cost a text 476 ms instead of 13.
         "OMP_NUM_THREADS": str(settings.workers.threads),
         "OMP_WAIT_POLICY": "PASSIVE",
+        # How long a call waits to learn that its Ray actor died, which is how long a restart stays unseen.
+        "RAY_timeout_ms_task_wait_for_death_info": "50",
     }
 
 
@@ -103,7 +105,9 @@ class Service:
     def create_actors(self) -> None:
         """The named Ray actors; they get ready while the application is deployed."""
         from muniment.cluster.actor_classes import create_actors
+        from muniment.cluster.services import prepare_stores
 
+        prepare_stores(self.settings, self.settings.store.upgrade_at_start)
         publish_settings(self.settings)
         create_actors(self.settings)
 

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 from muniment.actors.memory_shard import MemoryShard, ShardSettings
-from muniment.actors.store import effect_store
+from muniment.actors.store import control_tables, effect_store
 from muniment.actors.store import memory_tables as tables
 from muniment.actors.store.control_store import ControlStore
 from muniment.actors.store.control_tables import control_decisions, control_heads
 from muniment.actors.store.decision_log import DecisionLog
-from muniment.actors.store.engine import create_schema, open_engine
+from muniment.actors.store.engine import Schema, available, create_schema, open_engine
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.cluster.actor_classes import shard_handles, shard_of, worker_pool
 from muniment.cluster.admin_service import AdminService
@@ -23,7 +23,7 @@ from muniment.cluster.ledger_handle import LedgerHandle, Ledgers
 from muniment.cluster.memory_service import MemoryService
 from muniment.cluster.naming import actor_names
 from muniment.cluster.record_service import RecordService
-from muniment.cluster.settings import Settings
+from muniment.cluster.settings import Database, Settings
 
 
 def open_services(settings: Settings) -> Services:
@@ -62,6 +62,25 @@ def open_services(settings: Settings) -> Services:
         effects=effect_service,
         admin=AdminService(control, [memory_service, effect_service], auth_enabled=settings.auth.enabled),
     )
+
+
+def prepare_stores(settings: Settings, upgrade: bool) -> None:
+    """Makes the tables of all stores, or brings those of an older version to this one where ``upgrade`` says so.
+
+    Raises ``ConfigurationError`` where they cannot be used as they are, ``StoreUnavailable`` where they are away.
+    """
+    databases: tuple[tuple[Database, Schema], ...] = (
+        ("memory", tables.TABLES),
+        ("effects", effect_store.TABLES),
+        ("control", control_tables.TABLES),
+    )
+    for database, schema in databases:
+        engine = open_engine(settings.store_url(database))
+        try:
+            with available():
+                create_schema(engine, schema, upgrade)
+        finally:
+            engine.dispose()
 
 
 class RouterPool:

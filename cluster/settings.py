@@ -26,6 +26,7 @@ ENV_PREFIX = "MUNIMENT_"
 #: The variable that names the settings file, and the file that is read when it is not set and the file exists.
 FILE_VARIABLE = "MUNIMENT_CONFIG_FILE"
 DEFAULT_FILE = "muniment.yaml"
+Database = Literal["memory", "effects", "control"]
 
 
 def _absolute(path: Path) -> Path:
@@ -55,6 +56,9 @@ class StoreSettings(Group):
 
     url: SecretStr | None = Field(
         None, description="PostgreSQL address for everything; without one, SQLite files in data_dir."
+    )
+    upgrade_at_start: bool = Field(
+        False, description="Upgrade the tables of an older version at start; else muniment migrate does it."
     )
 
 
@@ -153,7 +157,7 @@ class Settings(BaseSettings):
         sources = (init_settings, env_settings)
         return (*sources, YamlConfigSettingsSource(settings_cls, file)) if file else sources
 
-    def store_url(self, database: Literal["memory", "effects", "control"]) -> str:
+    def store_url(self, database: Database) -> str:
         """The SQLAlchemy address of one of the three databases: a file each, or PostgreSQL for all."""
         from muniment.actors.store.engine import sqlite_url  # SQLAlchemy takes a while, and the command line waits
 

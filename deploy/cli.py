@@ -201,6 +201,17 @@ def settings(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def migrate(data_dir: DataDir = None) -> None:
+    """Bring the tables of an older version to this one. Stop the service and back its store up first."""
+    from muniment.cluster.services import prepare_stores
+
+    settings = load(data_dir=data_dir)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    prepare_stores(settings, upgrade=True)
+    console.print("the tables are those of this version", highlight=False)
+
+
+@app.command()
 def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Check this machine and the service's folder; status 1 where something would not work."""
     from muniment.deploy.doctor import examine
