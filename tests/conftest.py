@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from muniment.cluster import launcher, processes
+from muniment.cluster.settings import Settings, load
+from tests.live import Service, start_service
 from tests.stores import Postgres, Stores, postgres_server
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -34,3 +37,31 @@ def postgres() -> Iterator[Postgres]:
 def stores(tmp_path: Path) -> Stores:
     """Empty databases on SQLite."""
     return Stores(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A real service with the default settings."""
+    data_dir = tmp_path_factory.mktemp("service").resolve()
+    try:
+        yield start_service(data_dir)
+    finally:
+        launcher.stop(data_dir)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """A local Ray of which this process is the driver, and settings with a data folder for what runs in it."""
+    settings = load(data_dir=tmp_path_factory.mktemp("ray").resolve())
+    before = dict(os.environ)
+    os.environ.update(launcher.environment(settings))
+    launcher.start_ray(settings)
+    try:
+        yield settings
+    finally:
+        import ray
+
+        ray.shutdown()
+        processes.sweep(settings.data_dir)
+        os.environ.clear()
+        os.environ.update(before)

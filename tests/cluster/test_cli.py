@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from muniment.policies.errors import Unauthenticated
-
-from .conftest import Service, muniment
+from tests.live import Service, muniment
 
 LOG = Path(__file__).parents[1] / "data" / "BGL_2k.log"
 

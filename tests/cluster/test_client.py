@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Service
+from tests.live import Service
 
 #: What a program does with a client; prints what it got.
 PROGRAM = """

@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from muniment.cluster.endpoints import ENDPOINTS
-
-from .conftest import Service
+from tests.live import Service
 
 FACT: dict[str, Any] = {"text": "a fact", "source": {"kind": "agent_summary"}}
 

@@ -13,8 +13,7 @@ import httpx
 import pytest
 
 from muniment.cluster.endpoints import ENDPOINTS
-
-from .conftest import Service
+from tests.live import Service
 
 SYSTEM = {"kind": "system_of_record", "id": "crm"}
 EFFECT = {"area": "sales", "agent": "closer", "tool": "mail", "arguments": {"to": "lee", "day": "2026-01-02"}}

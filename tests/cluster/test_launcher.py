@@ -16,8 +16,7 @@ import httpx
 import pytest
 
 from muniment.cluster import launcher, processes
-
-from .conftest import Service, muniment, start_service
+from tests.live import Service, muniment, start_service
 
 
 @pytest.fixture

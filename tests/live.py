@@ -1,21 +1,16 @@
-"""One Ray and one real service for the whole session; both end with it."""
+"""A real service, started and used as a person would: by the command line and over HTTP."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
+from muniment.cluster import Client, launcher
 
-from muniment.cluster import Client, launcher, processes
-from muniment.cluster.settings import Settings, load
-
-READY_SECONDS = 240
+READY_SECONDS = 360
 
 
 def muniment(*arguments: str | Path, timeout_seconds: float = READY_SECONDS) -> subprocess.CompletedProcess[str]:
@@ -57,31 +52,3 @@ def start_service(data_dir: Path, *flags: str) -> Service:
     running = launcher.find(data_dir)
     assert running is not None
     return Service(running.url, data_dir, (data_dir / launcher.OPERATOR_KEY_FILE).read_text().strip())
-
-
-@pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A real service with the default settings."""
-    data_dir = tmp_path_factory.mktemp("service").resolve()
-    try:
-        yield start_service(data_dir)
-    finally:
-        launcher.stop(data_dir)
-
-
-@pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """A local Ray of which this process is the driver, and settings with a data folder for what runs in it."""
-    settings = load(data_dir=tmp_path_factory.mktemp("ray").resolve())
-    before = dict(os.environ)
-    os.environ.update(launcher.environment(settings))
-    launcher.start_ray(settings)
-    try:
-        yield settings
-    finally:
-        import ray
-
-        ray.shutdown()
-        processes.sweep(settings.data_dir)
-        os.environ.clear()
-        os.environ.update(before)
