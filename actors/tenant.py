@@ -24,7 +24,7 @@ from muniment.actors.tier_index import Kind, TierIndex
 from muniment.policies.entities import extract_entities, normalise_entity
 from muniment.policies.model import Fact, Tier, fold
 from muniment.policies.retention import RetentionSettings, TierView, plan_evictions
-from muniment.policies.terms import terms
+from muniment.policies.terms import fact_terms
 
 _EVER: Final = np.iinfo(np.int64).max
 _SHARED: Final = 0
@@ -129,7 +129,7 @@ class TierSpace:
                 self._forget_labels(fact.id)
                 self.held[fact.id] = resident
                 place = self.positions[fact.id]
-                self.lexical.add(fact.id, terms(fact.text))
+                self.lexical.add(fact.id, fact_terms(fact.text))
                 self._user.values[place] = self._user_code(fact.user)
                 self._from.values[place] = microseconds(fact.effective_at) if fact.effective_at else 0
                 self._until.values[place] = microseconds(fact.expires_at) if fact.expires_at else _EVER

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import threading
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final
@@ -23,7 +24,9 @@ from muniment.policies.model import nfc
 ENGLISH: Final = "english"
 PORTUGUESE: Final = "portuguese"
 LANGUAGES: Final = frozenset(Stemmer.algorithms())
-"""The languages with a stemmer (Snowball); a company chooses one."""
+"""The languages with a stemmer (Snowball)."""
+DEFAULT_LANGUAGES: Final = (ENGLISH, PORTUGUESE)
+"""What a company writes in when it does not say; the first one where a text does not tell."""
 
 MAX_TERMS: Final = 16_384
 """Terms of one text; what follows is not searched lexically."""
@@ -88,11 +91,31 @@ STOP_WORDS: Final[dict[str, frozenset[str]]] = {
 """Words that carry no content of their own. They stay out of entities, and out of queries that have others."""
 
 
-def check_language(language: str) -> str:
-    """``language`` if there is a stemmer for it; ``InvalidInput`` names the field otherwise."""
-    if language not in LANGUAGES:
-        raise InvalidInput.at("/language", f"no stemmer for {language!r}; there are {', '.join(sorted(LANGUAGES))}")
-    return language
+def check_languages(languages: Sequence[str], pointer: str = "/languages") -> tuple[str, ...]:
+    """A company's languages, if there is a stemmer for each; ``InvalidInput`` names the one that has none."""
+    if not languages:
+        raise InvalidInput.at(pointer, "name at least one")
+    for position, language in enumerate(languages):
+        if language not in LANGUAGES:
+            raise InvalidInput.at(
+                f"{pointer}/{position}", f"no stemmer for {language!r}; there are {', '.join(sorted(LANGUAGES))}"
+            )
+    return tuple(languages)
+
+
+def language_of(text: str, languages: Sequence[str] = DEFAULT_LANGUAGES) -> str:
+    """Which of ``languages`` the text seems to be in: the one with the most function words that no other of them has,
+    and letters of its own; the first where there are none."""
+    if len(languages) == 1:
+        return languages[0]
+    start = text[:_READ_FOR_LANGUAGE].casefold()
+    words = [match[0] for match in _PLAIN_WORD.finditer(start)]
+    letters = set(start)
+    evidence = [
+        sum(word in telling for word in words) + len(letters & _TELLING_LETTERS.get(language, frozenset()))
+        for language, telling in zip(languages, _telling_words(tuple(languages)), strict=True)
+    ]
+    return languages[evidence.index(max(evidence))]
 
 
 def fold_accents(text: str) -> str:
@@ -107,10 +130,10 @@ def fold_accents(text: str) -> str:
     return unicodedata.normalize("NFC", kept.casefold())
 
 
-def terms(text: str, language: str = ENGLISH) -> list[str]:
+def terms(text: str, language: str) -> list[str]:
     """The terms of ``text`` in order, repeated as often as they occur (BM25 counts them), at most ``MAX_TERMS``.
 
-    ``language`` is one of ``LANGUAGES``. The same function serves facts and queries. Linear in the text.
+    ``language`` is one of ``LANGUAGES``. Linear in the text.
     """
     found: list[str] = []
     for match in _ITEM.finditer(nfc(text)):
@@ -124,11 +147,29 @@ def terms(text: str, language: str = ENGLISH) -> list[str]:
     return found
 
 
-def query_terms(text: str, language: str = ENGLISH) -> list[str]:
-    """The distinct terms of a query in order, without stop words; all of them where there is nothing else."""
-    unique = list(dict.fromkeys(terms(text, language)))
-    stopped = _stopped_terms(language)
-    return [term for term in unique if term not in stopped] or unique
+def fact_terms(text: str, languages: Sequence[str] = DEFAULT_LANGUAGES) -> list[str]:
+    """The terms of a fact of a company that writes in ``languages``, its words stemmed by the text's own language."""
+    text = nfc(text)
+    return terms(text, language_of(text, languages))
+
+
+def query_terms(text: str, languages: Sequence[str] = DEFAULT_LANGUAGES) -> list[str]:
+    """The distinct terms of a query, without stop words; all of them where there is nothing else.
+
+    A query is short and may not tell its language, so its words are stemmed by each of ``languages``: whichever
+    language a fact was stemmed by, one of them meets it.
+    """
+    text = nfc(text)
+    own = language_of(text, languages)
+    stopped = _stopped_terms(own)
+    unique = list(dict.fromkeys(terms(text, own)))
+    found = [term for term in unique if term not in stopped]
+    # A stem of another language that looks like a function word of this one would match everywhere.
+    for language in languages if found else ():
+        if language != own:
+            kept = (w for w in terms(text, language) if w not in stopped and w not in _stopped_terms(language))
+            found.extend(dict.fromkeys(kept))
+    return list(dict.fromkeys(found)) or unique
 
 
 def _token_terms(token: str, language: str, found: list[str]) -> None:
@@ -208,6 +249,19 @@ def _portuguese_singular(word: str) -> str:
     if word.endswith("cao") and len(word) > 4:
         return word[:-3] + "ção"
     return word
+
+
+_READ_FOR_LANGUAGE: Final = 1_000
+_PLAIN_WORD: Final = re.compile(rf"{WORD}+")
+_TELLING_LETTERS: Final = {PORTUGUESE: frozenset("ãõçâêôáéíóú")}
+
+
+@lru_cache(maxsize=64)
+def _telling_words(languages: tuple[str, ...]) -> tuple[frozenset[str], ...]:
+    """For each language, its function words that no other of them has."""
+    words = [STOP_WORDS.get(language, frozenset()) for language in languages]
+    others = [frozenset[str]().union(*words[:i], *words[i + 1 :]) for i in range(len(words))]
+    return tuple(own - other for own, other in zip(words, others, strict=True))
 
 
 @lru_cache(maxsize=64)

@@ -10,18 +10,20 @@ from muniment.policies.errors import InvalidInput
 from muniment.policies.terms import (
     MAX_TERM_CHARACTERS,
     MAX_TERMS,
-    check_language,
+    check_languages,
+    fact_terms,
     fold_accents,
+    language_of,
     query_terms,
     terms,
 )
 
 
 def test_a_shorter_name_is_found_inside_a_longer_one() -> None:
-    fact = set(terms("- R17-M1-N0-C:J12-U11 RAS KERNEL INFO"))
+    fact = set(fact_terms("- R17-M1-N0-C:J12-U11 RAS KERNEL INFO"))
     assert set(query_terms("what about R17-M1?")) - {"what", "about"} <= fact
     assert "r17-m0" not in fact
-    assert set(terms("core.9651")) == {"core", "9651", "core-9651"}
+    assert set(fact_terms("core.9651")) == {"core", "9651", "core-9651"}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ def test_a_shorter_name_is_found_inside_a_longer_one() -> None:
     ],
 )
 def test_terms(text: str, expected: list[str]) -> None:
-    assert terms(text) == expected
+    assert terms(text, "english") == expected
 
 
 @pytest.mark.parametrize(
@@ -72,9 +74,41 @@ def test_stop_words_leave_queries_but_not_alone() -> None:
 
 
 def test_an_unknown_language_is_named() -> None:
-    assert check_language("portuguese") == "portuguese"
+    assert check_languages(["portuguese"]) == ("portuguese",)
     with pytest.raises(InvalidInput, match="klingon"):
-        check_language("klingon")
+        check_languages(["english", "klingon"])
+    with pytest.raises(InvalidInput, match="at least one"):
+        check_languages([])
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("A reunião com a Aurora foi adiada para terça", "portuguese"),
+        ("Reuniões adiadas", "portuguese"),
+        ("O contrato da empresa", "portuguese"),
+        ("The meeting with Aurora was moved", "english"),
+        ("R17-M1 parity error", "english"),
+        ("", "english"),
+    ],
+)
+def test_a_text_tells_its_language(text: str, language: str) -> None:
+    assert language_of(text) == language
+
+
+@pytest.mark.parametrize(
+    ("query", "fact"),
+    [
+        ("reunião", "As reuniões de terça foram adiadas"),
+        ("reuniões", "Reunião adiada"),
+        ("reunioes", "A reunião foi adiada"),
+        ("contratos", "O contrato da empresa venceu"),
+        ("paintings", "She has painted since May"),
+        ("quais organizações?", "A organização do evento"),
+    ],
+)
+def test_a_query_meets_a_fact_in_either_language(query: str, fact: str) -> None:
+    assert set(query_terms(query)) & set(fact_terms(fact))
 
 
 @given(st.text(max_size=200), st.sampled_from(["english", "portuguese", "russian"]))
@@ -82,15 +116,15 @@ def test_terms_are_bounded_and_the_same_in_both_normal_forms(text: str, language
     found = terms(text, language)
     assert all(0 < len(term) <= MAX_TERM_CHARACTERS for term in found)
     assert found == terms(unicodedata.normalize("NFD", text), language)
-    assert set(query_terms(text, language)) <= set(found)
+    assert set(query_terms(text, [language])) <= set(found)
 
 
 @given(st.text(alphabet="abcABC-_.1 é", max_size=100))
 def test_case_does_not_matter_except_in_camel_case(text: str) -> None:
-    assert terms(text.lower()) == terms(text.lower().upper())
+    assert terms(text.lower(), "english") == terms(text.lower().upper(), "english")
 
 
 @pytest.mark.parametrize("unit", ["a", "a-", "aB", "_", "é́", "東", "1,", "a b ", "😀"])
 def test_hostile_text_of_32_kib(unit: str) -> None:
-    found = terms(unit * (32 * 1024 // len(unit.encode())))
+    found = fact_terms(unit * (32 * 1024 // len(unit.encode())))
     assert len(found) <= MAX_TERMS
