@@ -98,6 +98,7 @@ class _Desk:
             "quoted": views.quoted,
             "shown": views.shown,
             "is_number": views.is_number,
+            "weighed": views.weighed,
         }
         self._templates.filters |= {"moment": views.moment, "stamp": views.stamp, "pretty": views.pretty}
 
@@ -164,7 +165,7 @@ class _Desk:
 
         def reasoned(entry: Answer) -> str:
             """Why it was decided so, in the page's language where the rule is a known one."""
-            known = (f"rule.{entry['rule']}", f"ruled.{entry['rule']}")
+            known = (f"rule.{entry['rule']}", f"decided.{entry['rule']}")
             return next((catalogue[name] for name in known if name in catalogue), str(entry["reason"]))
 
         html = self._templates.get_template(template).render(

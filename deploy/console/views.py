@@ -145,6 +145,28 @@ def strip(entries: list[Entry], now: datetime) -> Strip | None:
     return Strip(_STRIP_WIDTH, len(drawn) * _LANE, _LABEL, tuple(bars), round(place(now), 1), first, last)
 
 
+def weighed(inputs: Any) -> list[tuple[str, Answer]]:
+    """The facts that a logged decision weighed, each with its side; empty where the entry holds none of that shape."""
+    if not isinstance(inputs, dict):
+        return []
+    sides = [("challenger", inputs.get("challenger"))]
+    sides += [(side, fact) for side in ("incumbent", "evidence") for fact in _facts(inputs.get(_LISTS[side]))]
+    sides += [("fact", fact) for fact in _facts(inputs.get("facts"))]
+    return [(side, fact) for side, fact in sides if _is_weighed(fact)]
+
+
+_LISTS = {"incumbent": "incumbents", "evidence": "evidence"}
+
+
+def _facts(found: Any) -> list[Any]:
+    return found[:20] if isinstance(found, list) else []
+
+
+def _is_weighed(fact: Any) -> bool:
+    names = ("value", "source", "rank", "effective_at", "recorded_at")
+    return isinstance(fact, dict) and all(name in fact for name in names) and isinstance(fact["source"], dict)
+
+
 def pretty(inputs: Any) -> str:
     """Logged inputs for reading."""
     return json.dumps(inputs, ensure_ascii=False, indent=2, default=str)

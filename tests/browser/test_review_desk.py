@@ -1,30 +1,19 @@
-"""The review desk in a real browser: an owner signs in, rules, and sees it gone; by mouse, keyboard and phone.
-
-Needs Chromium (Debian's ``chromium``) and Playwright; skipped where either is missing. Screenshots are left in
-``.screenshots``.
-"""
+"""The review desk in a real browser, over services that answer from memory: by mouse, keyboard, phone, no scripts."""
 
 from __future__ import annotations
 
-import shutil
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 
 from ..console_world import ARABIC, HOSTILE, LEE, LONG, World, busy_world, conflict, fact
+from .desk import Desk
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-if CHROMIUM is None:
-    pytest.skip("no Chromium on this machine: the review desk is not driven in a browser", allow_module_level=True)
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-
-SHOTS = Path(__file__).parents[2] / ".screenshots"
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 
@@ -43,41 +32,6 @@ def served(world: World) -> Iterator[str]:
         server.should_exit = True
         thread.join()
         listening.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-class Desk:
-    """A browser's tab at one desk; whatever a page complains about fails the test."""
-
-    def __init__(self, page: Any, url: str) -> None:
-        self.page, self.url = page, url
-        self.complaints: list[str] = []
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
-        page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
-
-    def go(self, path: str) -> None:
-        self.page.goto(f"{self.url}/console{path}")
-
-    def sign_in(self, key: str = "ana-key") -> None:
-        self.go("")
-        self.page.get_by_label("Your key").fill(key)
-        self.page.get_by_role("button", name="Sign in").click()
-        self.page.wait_for_url("**/conflicts")
-
-    def shot(self, name: str) -> None:
-        SHOTS.mkdir(exist_ok=True)
-        self.page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
-
-    def fits(self) -> None:
-        assert self.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from muniment.deploy.console import messages, views
 from muniment.deploy.console.session import COOKIE
 from muniment.policies.errors import InvalidInput, Unavailable
-from muniment.policies.model import SourceKind, Status
+from muniment.policies.model import Outcome, SourceKind, Status
 from muniment.policies.rulings import Decision
 from muniment.policies.weighing import Rule
 
@@ -342,6 +342,9 @@ def test_decisions_are_searched_and_shown() -> None:
     assert "This is sensitive" in page
     assert "policy version 3" in page
     assert '"rank": 4' in page
+    rows = [re.sub(r"<[^>]+>|\s+", " ", row).split() for row in page.split("<tr>")[2:]]
+    assert [row[0] for row in rows] == ["new", "in"]
+    assert [" 5 " in " ".join(rows[0]), " 1 " in " ".join(rows[1])] == [True, True]
 
 
 def test_a_runs_trail() -> None:
@@ -376,7 +379,8 @@ def test_no_text_breaks_or_takes_over_a_page(text: str) -> None:
         facts={"current": shown, "history": [shown, {**shown, "id": "f_8"}],
                "dispute": {"conflict_id": "c_1", "notice": text, "other": shown}},
         decisions=[{"id": text, "at": "2026-06-01T00:00:00Z", "kind": text, "rule": text, "reason": text, "actor": text,
-                    "policy_version": 1, "inputs": {text: text}, "outcome": text, "subject": text, "field": text}],
+                    "policy_version": 1, "inputs": {text: text, "challenger": {**shown, "rank": 0}},
+                    "outcome": text, "subject": text, "field": text}],
         trail=[{"seq": 1, "at": "2026-06-01T00:00:00Z", "step_id": text, "tool": text, "verdict": text, "reason": text,
                 "decision_id": "d", "origin": {"run_id": text, "step_id": text}}],
     )  # fmt: skip
@@ -417,7 +421,8 @@ def test_both_languages_say_everything() -> None:
         assert re.findall(r"{\w+}", english[name]) == re.findall(r"{\w+}", portuguese[name])
     known = {f"rule.{rule.value}" for rule in Rule} | {f"source.{kind.value}" for kind in SourceKind}
     known |= {f"status.{status.value}" for status in Status}
-    known |= {f"{group}.{decision.value}" for decision in Decision for group in ("ruled", "resolution")}
+    known |= {f"{group}.{decision.value}" for decision in Decision for group in ("ruled", "resolution", "decided")}
+    known |= {f"outcome.{outcome.value}" for outcome in Outcome}
     assert known <= english.keys()
 
 
