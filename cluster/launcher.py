@@ -36,6 +36,7 @@ OPERATOR_KEY_FILE = "operator.key"
 TOKEN_FILE = "ray.token"
 _LOCK_FILE = "service.lock"
 _STOP_SECONDS = 30.0
+_LONGEST_TEMPORARY_FOLDER = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +210,8 @@ def _free_port(host: str, port: int) -> int:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigurationError(f"http: cannot listen on {host}:{port}: {error.strerror or error}") from None
+            reason = error.strerror or error
+            raise ConfigurationError(f"cannot listen on {host}:{port}: {reason}; choose another --port") from None
         return int(probe.getsockname()[1])
 
 
@@ -219,9 +221,10 @@ def _reachable(host: str) -> str:
 
 
 def _ray_folder(data_dir: Path) -> Path:
-    """A folder with a short name for Ray's sockets, whose paths may have 107 characters, one per data directory."""
-    digest = hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"muniment-{os.getuid()}-{digest}"
+    """A folder of this user's for one data directory, with a name so short that Ray's sockets fit in 107 characters."""
+    digest = hashlib.sha256(f"{os.getuid()} {data_dir.resolve()}".encode()).hexdigest()[:16]
+    temporary = tempfile.gettempdir()
+    return Path(temporary if len(temporary) <= _LONGEST_TEMPORARY_FOLDER else "/tmp") / f"muniment-{digest}"
 
 
 def start_ray(settings: Settings) -> str:

@@ -71,7 +71,8 @@ def up(
         _wait_until_ready(settings.data_dir, None)
         console.print(f"runs already: {running.url}", highlight=False)
     elif detach:
-        start_detached(settings)
+        with console.status("starting the service"):
+            start_detached(settings)
         console.print(f"ready: {found(settings.data_dir).url}", highlight=False)
     elif processes.belongs(os.getpid(), settings.data_dir):
         _serve(settings)
