@@ -149,7 +149,7 @@ def weighed(inputs: Any) -> list[tuple[str, Answer]]:
     """The facts that a logged decision weighed, each with its side; empty where the entry holds none of that shape."""
     if not isinstance(inputs, dict):
         return []
-    sides = [("challenger", inputs.get("challenger"))]
+    sides: list[tuple[str, Any]] = [("challenger", inputs.get("challenger"))]
     sides += [(side, fact) for side in ("incumbent", "evidence") for fact in _facts(inputs.get(_LISTS[side]))]
     sides += [("fact", fact) for fact in _facts(inputs.get("facts"))]
     return [(side, fact) for side, fact in sides if _is_weighed(fact)]
