@@ -22,11 +22,12 @@ from muniment.actors.recall import Candidate, RecallPlan, recall
 from muniment.actors.slot_rulings import SlotRulings
 from muniment.actors.slot_writer import Policies, SlotWriter, Written
 from muniment.actors.store import memory_store as store
-from muniment.actors.store.engine import Fence
+from muniment.actors.store.engine import Fence, available
 from muniment.actors.store.group_commit import GroupCommitter
 from muniment.actors.tenant import Tenant, Visibility, resident_of
 from muniment.actors.tier_index import Kind
 from muniment.actors.wire import fact_to_dict
+from muniment.policies.errors import Fenced, StoreUnavailable
 from muniment.policies.model import Scope, Slot, Tier
 from muniment.policies.retention import RetentionSettings
 from muniment.policies.routing import Decision, GateDecision, Reason, RecallProfile
@@ -34,6 +35,8 @@ from muniment.policies.routing import Decision, GateDecision, Reason, RecallProf
 T = TypeVar("T")
 #: What stands for the tier of an answer out of the slots' history.
 HISTORY = "history"
+#: Why an answer may not be the newest: the store is away, and memory answered alone.
+STORE_UNREACHABLE = "store_unreachable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +82,12 @@ class MemoryShard:
         self._tenants: dict[str, Tenant] = {}
         self._loads: dict[str, asyncio.Task[Tenant]] = {}
         self._written_while_loading: dict[str, bool] = {}
+        #: Companies that the group under way has changed in memory, and those of which a commit failed after that.
+        self._unsure: set[str] = set()
+        self._stale: set[str] = set()
         self._writer = SlotWriter(policies, clock)
         self._rulings = SlotRulings(self._writer)
-        self._committer = GroupCommitter(engine, Fence(engine, role), self._forget_all)
+        self._committer = GroupCommitter(engine, Fence(engine, role), self._distrust)
 
     async def remember(self, company: str, facts: Sequence[Record], vectors: bytes, **arguments: Any) -> Record:
         """Decides and stores facts in one transaction: ``{"results": […]}`` in their order (``SlotWriter.remember``).
@@ -117,6 +123,14 @@ class MemoryShard:
     async def _flag(self, company: str, slots: Sequence[Slot]) -> Record:
         return await self._write(company, None, partial(self._writer.flag, company=company, slots=slots))
 
+    async def _flagged(self, company: str, slots: Sequence[Slot]) -> bool:
+        """Whether ``_flag`` could; where the store is away, the next recall does it."""
+        try:
+            await self._flag(company, slots)
+        except StoreUnavailable:
+            return False
+        return True
+
     async def erase_user(self, company: str, user: str, actor: Record) -> Record:
         """Deletes a user's personal facts for good, with counts."""
         return await self._write(
@@ -136,9 +150,16 @@ class MemoryShard:
         return await asyncio.wrap_future(self._committer.submit(body, after))
 
     async def recall(self, company: str, plan: Record) -> Record:
-        """Applies a router's plan: ``candidates`` (best first), the gate's decision and the tiers searched."""
+        """Applies a router's plan: ``candidates`` (best first), the gate's decision and the tiers searched.
+
+        While the store is away, what is loaded goes on answering, and says so: ``degraded``. Raises ``Fenced`` where
+        a newer instance took over.
+        """
+        if self._committer.fenced:
+            raise Fenced("this instance was replaced")
         vector = np.frombuffer(plan["vector"], np.float32)
         tenant = await self._tenant(company, len(vector))
+        reachable = await self._policies.refresh(company) and self._committer.reachable and company not in self._stale
         now = self._writer.now()
         request = RecallPlan(
             vector=vector,
@@ -155,12 +176,13 @@ class MemoryShard:
         found, gate, tiers = recall(tenant, request, self._writer.admission(company, tenant, now))
         undecided = self._writer.undecided(company, tenant, (c.resident.fact for c in found), now)
         if undecided:
-            await self._flag(company, undecided)
+            reachable &= await self._flagged(company, undecided)
         tenant.used([c.resident.fact.id for c in found[: request.top_k]], now)
         return {
             "candidates": [self._candidate(company, tenant, c) for c in found],
             "gate": gate.to_dict(),
             "tiers": [tier.value for tier in tiers],
+            "degraded": None if reachable else STORE_UNREACHABLE,
         }
 
     async def _recall_history(self, company: str, request: RecallPlan, moments: Record) -> Record:
@@ -205,7 +227,7 @@ class MemoryShard:
 
     def close(self) -> None:
         """Commits what is queued, saves usage counts and ends the threads."""
-        for company in list(self._tenants):
+        for company in list(self._tenants) if not self._committer.fenced else ():
             self._committer.submit(lambda connection, c=company: self._save_usage(connection, c))  # type: ignore[misc]
         self._committer.close()
         self._forget_all()
@@ -220,10 +242,11 @@ class MemoryShard:
         def body(connection: sa.Connection) -> tuple[Written, Tenant]:
             if company in self._written_while_loading:
                 self._written_while_loading[company] = True
-            tenant = self._tenants.get(company)
+            tenant = None if company in self._stale else self._tenants.get(company)
             if tenant is None:
                 tenant = self._load(connection, company, dimension)
-                self._tenants[company] = tenant
+                self._put(company, tenant)
+            self._unsure.add(company)
             try:
                 written = decide(connection, tenant)
                 store.set_usage(connection, tenant.take_unsaved_usage())
@@ -237,6 +260,7 @@ class MemoryShard:
         def after(outcome: tuple[Written, Tenant]) -> None:
             written, tenant = outcome
             tenant.apply(written.changes)
+            self._unsure.discard(company)
 
         written, _ = await asyncio.wrap_future(self._committer.submit(body, after))
         return written.answer
@@ -249,10 +273,22 @@ class MemoryShard:
     # --- loading
 
     async def _tenant(self, company: str, dimension: int) -> Tenant:
-        """The company, loaded. Many who ask at once wait for one load."""
+        """The company, loaded. Many who ask at once wait for one load.
+
+        One that may not be what the store has is loaded anew; while the store is away, what searches saw last will do.
+        """
         tenant = self._tenants.get(company)
-        if tenant is not None:
+        if tenant is not None and company not in self._stale:
             return tenant
+        try:
+            with available():
+                return await self._loaded(company, dimension)
+        except StoreUnavailable:
+            if tenant is None:
+                raise
+            return tenant
+
+    async def _loaded(self, company: str, dimension: int) -> Tenant:
         if company not in self._loads:
             self._loads[company] = asyncio.create_task(self._load_beside(company, dimension))
         load = self._loads[company]
@@ -272,8 +308,8 @@ class MemoryShard:
 
         def publish(connection: sa.Connection) -> Tenant:
             stale = self._written_while_loading.pop(company, True)
-            if company not in self._tenants:
-                self._tenants[company] = self._load(connection, company, dimension) if stale else loaded
+            if company not in self._tenants or company in self._stale:
+                self._put(company, self._load(connection, company, dimension) if stale else loaded)
             return self._tenants[company]
 
         loaded = await asyncio.to_thread(read)
@@ -293,10 +329,21 @@ class MemoryShard:
         tenant.take_notes(self._writer.load_notes(connection, company))
         return tenant
 
+    def _put(self, company: str, tenant: Tenant) -> None:
+        self._drop(company)
+        self._tenants[company] = tenant
+
     def _drop(self, company: str) -> None:
+        self._stale.discard(company)
         tenant = self._tenants.pop(company, None)
         if tenant is not None:
             tenant.close()
+
+    def _distrust(self) -> None:
+        """A commit failed: what it changed in memory is read again before the next write, and soon for searches."""
+        self._stale |= self._unsure
+        self._unsure.clear()
+        self._writer.log.forget_heads()
 
     def _forget_all(self) -> None:
         for company in list(self._tenants):

@@ -99,12 +99,13 @@ class Router:
         )
         searched = time.perf_counter()
         candidates: list[Record] = answer.pop("candidates")
-        scores, degraded = await self._rerank(query, candidates, settings)
+        scores, unranked = await self._rerank(query, candidates, settings)
+        degraded = answer.pop("degraded", None) or unranked
         best = order([c["fact"]["id"] for c in candidates], scores.total, limit=top_k, min_score=min_score).tolist()
         ended = time.perf_counter()
         return {
             "results": [_result(candidates[i], float(scores.total[i]), scores.explain(i)) for i in best],
-            "route": {**answer, "reranked": settings.rerank and degraded is None, "degraded": degraded},
+            "route": {**answer, "reranked": settings.rerank and unranked is None, "degraded": degraded},
             "timings_ms": {
                 "embed": _ms(embedded - started),
                 "search": _ms(searched - embedded),

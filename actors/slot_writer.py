@@ -46,6 +46,14 @@ class Policies(Protocol):
         """The newest version and its number, 0 and the default policy where none was written."""
         ...
 
+    def known(self, company: str) -> tuple[int, PrecedencePolicy]:
+        """The same, as it was when it was last asked."""
+        ...
+
+    async def refresh(self, company: str) -> bool:
+        """Has ``known`` say what holds now; False where that cannot be asked."""
+        ...
+
     def rules_at(self, slot: Slot) -> RulesAt:
         """The slot's rules as the policy stood at a moment."""
         ...
@@ -309,8 +317,8 @@ class SlotWriter:
         return max(self._clock(), self._last)
 
     def rules(self, company: str, slot: Slot) -> SlotRules:
-        """What the company's policy says of a slot now."""
-        version, policy = self._policies.current(company)
+        """What the company's policy says of a slot, as it was when it was last asked."""
+        version, policy = self._policies.known(company)
         return self._rules_of(company, version, policy, slot)
 
     def _rules_of(self, company: str, version: int, policy: PrecedencePolicy, slot: Slot) -> SlotRules:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -11,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from muniment.actors.clock import Clock, system_clock
 from muniment.actors.store.control_store import ControlStore, KeyRecord, Versioned
-from muniment.actors.store.keys import OPERATOR_ID
+from muniment.actors.store.keys import OPERATOR_ID, key_hash
+from muniment.actors.store.reach import Reach
 from muniment.actors.wire import to_rfc3339
 from muniment.cluster.schemas import (
     ClassificationRequest,
@@ -32,7 +34,14 @@ from muniment.policies.access import (
     require_same_company,
     source_kinds_of,
 )
-from muniment.policies.errors import Forbidden, InvalidInput, NotFound, Unauthenticated, Unavailable
+from muniment.policies.errors import (
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    StoreUnavailable,
+    Unauthenticated,
+    Unavailable,
+)
 from muniment.policies.precedence_policy import PrecedencePolicy
 
 T = TypeVar("T")
@@ -42,6 +51,8 @@ Answer = dict[str, Any]
 #: Longer than any key; what is longer is not looked up.
 _MAX_AUTHORIZATION_CHARS = 256
 _THREADS = 4
+#: Keys of which what the store last said is kept.
+_SEEN = 10_000
 #: A write that was under way when a company was closed may still arrive; so often its data is erased again.
 _ERASE_ROUNDS = 5
 
@@ -61,7 +72,8 @@ class Eraser(Protocol):
 class AdminService:
     """Control data over the control store. ``erasers``: the parts a company's data lies in besides it.
 
-    Its threads are its own, so that no other part's blocking work delays who may enter.
+    Its threads are its own, so that no other part's blocking work delays who may enter. ``offline_seconds``: for how
+    long after the store last knew a key it opens what needs no store, while the store is away.
     """
 
     def __init__(
@@ -70,12 +82,16 @@ class AdminService:
         erasers: Sequence[Eraser] = (),
         clock: Clock = system_clock,
         auth_enabled: bool = True,
+        offline_seconds: float = 0.0,
     ) -> None:
         self._store = store
         self._erasers = erasers
         self._clock = clock
         self._auth_enabled = auth_enabled
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="control")
+        self._reach = Reach(self._threads)
+        self._offline_seconds = offline_seconds
+        self._seen: dict[bytes, tuple[float, Grant]] = {}
 
     async def _read(self, function: Callable[..., T], *arguments: Any) -> T:
         """A read: SQLite answers in less time than a thread takes to start on it, and waits for no writer."""
@@ -113,9 +129,29 @@ class AdminService:
         scheme, _, key = authorization[:_MAX_AUTHORIZATION_CHARS].partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthenticated("the Authorization header must be: Bearer KEY")
-        grant = await self._read(self._store.grant_of, key.strip())
+        grant = await self._grant_of(key.strip())
         if grant is None:
             raise Unauthenticated("the key is unknown or revoked")
+        return grant
+
+    async def _grant_of(self, key: str) -> Grant | None:
+        """What the store says of the key; while it is away, what it said a short while ago."""
+        digest = key_hash(key)
+        try:
+            if self._store.local:
+                grant = self._store.grant_of(key)
+            else:
+                grant = await self._reach.ask(self._store.grant_of, key)
+        except StoreUnavailable:
+            seen_at, grant = self._seen.get(digest, (0.0, None))
+            if grant is None or time.monotonic() - seen_at > self._offline_seconds:
+                raise
+            return grant
+        self._seen.pop(digest, None)
+        if grant is not None:
+            if len(self._seen) >= _SEEN:
+                self._seen.pop(next(iter(self._seen)))
+            self._seen[digest] = time.monotonic(), grant
         return grant
 
     async def require_company(self, company: str) -> None:

@@ -60,7 +60,12 @@ def open_services(settings: Settings) -> Services:
             ledger_health,
         ),
         effects=effect_service,
-        admin=AdminService(control, [memory_service, effect_service], auth_enabled=settings.auth.enabled),
+        admin=AdminService(
+            control,
+            [memory_service, effect_service],
+            auth_enabled=settings.auth.enabled,
+            offline_seconds=settings.auth.offline_seconds,
+        ),
     )
 
 

@@ -120,6 +120,9 @@ class AuthSettings(Group):
     """Who may call."""
 
     enabled: bool = Field(True, description="Ask for a key; off, whoever sends none is the operator.")
+    offline_seconds: float = Field(
+        300, ge=0, le=86_400, description="How long a checked key opens recalls while the store is unreachable."
+    )
 
 
 class Settings(BaseSettings):

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -81,22 +81,24 @@ class Postgres:
         self._run("pg_ctl", "stop", "--wait", "--silent", "--mode=immediate")
 
     @property
-    def pid(self) -> int:
-        """The server's main process."""
-        return int((self._data / "postmaster.pid").read_text().split("\n", 1)[0])
-
-    @property
     def running(self) -> bool:
         """Whether the server has been started and not been stopped since."""
         return (self._data / "postmaster.pid").exists()
 
     def pause(self) -> None:
-        """The server accepts connections and answers nothing any more."""
-        os.kill(self.pid, signal.SIGSTOP)
+        """Connections stay open, new ones are accepted, and nothing answers any more."""
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """The end of a pause."""
-        os.kill(self.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        main = (self._data / "postmaster.pid").read_text().split("\n", 1)[0]
+        backends = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+        for pid in (main, *backends):
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), number)
 
     def url(self, database: str = "postgres") -> str:
         """The address of a database."""

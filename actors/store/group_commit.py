@@ -17,6 +17,8 @@ from muniment.policies.errors import Fenced, MunimentError, Overloaded, StoreUna
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+#: How often an idle instance looks whether it was replaced.
+_LOOK_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -32,8 +34,9 @@ class GroupCommitter:
     """A thread that owns the only writing connection of a store.
 
     A body that raises is rolled back alone (a savepoint) and its caller gets the error; the rest of the group commits.
-    If the commit itself fails, every caller of the group gets ``StoreUnavailable`` and ``on_lost`` is called, because
-    what bodies changed in memory may no longer match the store.
+    If the commit itself fails, every caller of the group gets ``StoreUnavailable``; where bodies had run, ``on_lost``
+    is called, because what they changed in memory may not match the store. A store that was away is found again by the
+    next write. While nothing is written the fence is looked at now and then, so that a replaced instance learns of it.
     """
 
     def __init__(
@@ -48,6 +51,8 @@ class GroupCommitter:
         self._fence = fence
         self._on_lost = on_lost
         self._max_group = max_group
+        #: Whether the store answered when it was last asked for anything.
+        self.reachable = True
         self._queue: queue.Queue[Write[Any] | None] = queue.Queue(max_queue)
         self.groups = 0
         self.writes = 0
@@ -78,7 +83,11 @@ class GroupCommitter:
 
     def _run(self) -> None:
         while True:
-            first = self._queue.get()
+            try:
+                first = self._queue.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                self._look()
+                continue
             if first is None:
                 return
             group = [first]
@@ -99,10 +108,12 @@ class GroupCommitter:
     def _commit(self, group: list[Write[Any]]) -> None:
         done: list[tuple[Write[Any], Any]] = []
         failed: list[tuple[Write[Any], BaseException]] = []
+        began = False
         try:
             with self._engine.begin() as connection:
                 if self._fence is not None:
                     self._fence.check(connection)
+                began = True
                 for write in group:
                     try:
                         with connection.begin_nested():
@@ -110,12 +121,13 @@ class GroupCommitter:
                     except MunimentError as error:
                         failed.append((write, error))
         except (sa.exc.SQLAlchemyError, Fenced) as error:
-            self._lose(group, error)
+            self._lose(group, error, began)
             return
         except BaseException as error:  # a bug in a body: nobody may wait for ever, and it must be seen
             log.exception("a write failed in a way nobody foresaw")
-            self._lose(group, error)
+            self._lose(group, error, began)
             return
+        self.reachable = True
         self.groups += 1
         self.writes += len(done)
         for write, refusal in failed:
@@ -132,12 +144,28 @@ class GroupCommitter:
             else:
                 write.future.set_result(answer)
 
-    def _lose(self, group: list[Write[Any]], error: BaseException) -> None:
+    def _look(self) -> None:
+        if self._fence is None or self.fenced:
+            return
+        try:
+            with self._engine.connect() as connection:
+                self._fence.look(connection)
+        except Fenced as error:
+            log.error("this instance was replaced: %s", error)
+            self.fenced = True
+        except sa.exc.SQLAlchemyError as error:
+            log.warning("the store does not answer: %s", error)
+            self.reachable = False
+        else:
+            self.reachable = True
+
+    def _lose(self, group: list[Write[Any]], error: BaseException, began: bool) -> None:
         self.fenced = self.fenced or isinstance(error, Fenced)
-        if self._on_lost is not None:
+        if began and self._on_lost is not None:
             self._on_lost()
         if isinstance(error, sa.exc.SQLAlchemyError):
             log.error("the store did not commit: %s", error)
+            self.reachable = not isinstance(error, (sa.exc.OperationalError, sa.exc.InterfaceError))
             error = StoreUnavailable("the store did not commit; nothing was stored", retry_after_seconds=1)
         for write in group:
             write.future.set_exception(error)

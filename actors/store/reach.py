@@ -1,0 +1,40 @@
+"""Whether a store answers: so that not every reader waits for one that does not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from muniment.policies.errors import StoreUnavailable
+
+T = TypeVar("T")
+#: How long a reader waits who can also do without an answer.
+PATIENCE_SECONDS = 2.0
+#: After a failure nobody asks for so long.
+PAUSE_SECONDS = 1.0
+
+
+class Reach:
+    """Asks a store beside the event loop. Belongs to one loop."""
+
+    def __init__(self, threads: Executor | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._threads = threads
+        self._clock = clock
+        self._again_at = 0.0
+
+    async def ask(self, function: Callable[..., T], *arguments: Any) -> T:
+        """What ``function`` answers from a thread. Raises ``StoreUnavailable`` soon, or at once where it just did."""
+        if self._clock() < self._again_at:
+            raise StoreUnavailable("the store did not answer a moment ago", retry_after_seconds=1)
+        answer = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        try:
+            return await asyncio.wait_for(answer, PATIENCE_SECONDS)
+        except StoreUnavailable:
+            self._again_at = self._clock() + PAUSE_SECONDS
+            raise
+        except TimeoutError:
+            self._again_at = self._clock() + PAUSE_SECONDS
+            raise StoreUnavailable("the store does not answer", retry_after_seconds=1) from None
