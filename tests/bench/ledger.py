@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import ray
+from sqlalchemy import event
 
 from muniment.actors.dedupe_ledger import DedupeLedger
 from muniment.actors.ledger_ops import Confirm, Propose, Token
@@ -44,6 +45,7 @@ _COLOURS: Final = {
     "redis_everysec": "#e09f3e",
     "postgres": "#8d99ae",
 }
+_FILLED_AT_ONCE: Final = 20_000
 _serial = itertools.count()
 
 
@@ -204,21 +206,25 @@ def _ratios(rows: Sequence[dict[str, Any]]) -> str:
 # Very many keys
 
 
-def fill(url: str, wanted: int, already: int) -> None:
-    """Adds confirmed permanent keys to the store until it holds ``wanted``."""
+def fill(url: str, count: int) -> None:
+    """Stores ``count`` confirmed permanent keys, spread as hashes are but in order, which a store takes in fast."""
     engine = open_engine(url)
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))
     DedupeLedger(engine, "filling").close()
     store = effect_store.EffectStore(engine.dialect, "filling")
     prefix = company_prefix("bench")
     now = time.time_ns() // 1000
-    step = 50_000
-    with stderr.status(f"storing {wanted - already:,} keys"), writing(engine).connect() as connection:
-        connection.exec_driver_sql("PRAGMA synchronous=OFF").close()
-        connection.rollback()
-        for start in range(already, wanted, step):
-            digests = sorted(os.urandom(KEY_BYTES - len(prefix)) for _ in range(min(step, wanted - start)))
+    width = KEY_BYTES - len(prefix)
+    step = 256**width // count
+    with stderr.status(f"storing {count:,} keys"), writing(engine).connect() as connection:
+        for start in range(0, count, _FILLED_AT_ONCE):
+            numbers = range(start, min(start + _FILLED_AT_ONCE, count))
+            digests = ((i * step + int.from_bytes(os.urandom(width)) % step).to_bytes(width) for i in numbers)
             with connection.begin():
-                store.save(connection, (_confirmed(prefix + digest, now + i) for i, digest in enumerate(digests)))
+                store.save(
+                    connection,
+                    (_confirmed(prefix + digest, now + i) for i, digest in zip(numbers, digests, strict=True)),
+                )
     engine.dispose()
 
 
@@ -257,7 +263,7 @@ def many_keys(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     rows, ledgers = [], []
     for number, count in enumerate(args.keys):
         url = sqlite_url(folder / f"keys-{count}.db")
-        fill(url, count, 0)
+        fill(url, count)
         name = f"{LEDGER}-keys-{number}"
         create_ledger(url, number, namespace=NAMESPACE, name=name)
         started = asyncio.run(_with(Muniment(name), _first_answer))
