@@ -75,7 +75,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolClassification:
-    """What a curator wrote about a tool of a company. ``lease_seconds`` ≥ 1; ``version`` counts the changes from 1."""
+    """What a curator wrote about a tool of a company. ``lease_seconds`` ≥ 1; ``version`` counts the changes from 1.
+
+    A change holds for proposals from then on. What is confirmed keeps the window it was reserved with. Keys made under
+    other paths stay in the store as they are: new proposals do not meet them, and meet them again, while their window
+    lasts, if the old paths are put back. A key depends on the set of paths, not on their order.
+    """
 
     company: str
     tool: str
