@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from muniment.actors.lexical_index import Corpus
 from muniment.actors.recall import Candidate, RecallPlan, ranked, search
-from muniment.actors.slot_reader import parents_of
+from muniment.actors.slot_reader import all_known, parents_of
 from muniment.actors.store import memory_store
 from muniment.actors.store.memory_store import Stored
 from muniment.actors.tenant import TierSpace, resident_of
@@ -40,7 +40,6 @@ def recall_history(
     now = plan.visibility.now
     instant = as_of_instant or known_at or now
     told = memory_store.told_facts(connection, company, plan.visibility.user, known_at, MAX_TOLD)
-    known = known_at or max((fact.recorded_at for fact in told), default=now)
     by_slot: dict[str, list[Fact]] = {}
     for fact in told:
         if fact.slot is not None and fact.status is not Status.DELETED:
@@ -52,7 +51,7 @@ def recall_history(
         slot = facts[0].slot
         if slot is not None:
             records = [SlotRecord(fact, events.get(fact.id, ())) for fact in facts]
-            winner = as_of(records, instant, known, rules_at(slot), parents)
+            winner = as_of(records, instant, known_at or all_known(records, now), rules_at(slot), parents)
             held += [winner] if winner is not None else []
     vectors = memory_store.get_vectors(connection, company, [fact.id for fact in held])
     space = TierSpace(len(plan.vector), "flat", Corpus())

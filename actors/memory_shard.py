@@ -152,11 +152,8 @@ class MemoryShard:
     async def recall(self, company: str, plan: Record) -> Record:
         """Applies a router's plan: ``candidates`` (best first), the gate's decision and the tiers searched.
 
-        While the store is away, what is loaded goes on answering, and says so: ``degraded``. Raises ``Fenced`` where
-        a newer instance took over.
+        While the store is away, what is loaded goes on answering, and says so: ``degraded``.
         """
-        if self._committer.fenced:
-            raise Fenced("this instance was replaced")
         vector = np.frombuffer(plan["vector"], np.float32)
         tenant = await self._tenant(company, len(vector))
         reachable = await self._policies.refresh(company) and self._committer.reachable and company not in self._stale
@@ -173,6 +170,10 @@ class MemoryShard:
         moments = plan["moments"]
         if moments:
             return await self._recall_history(company, request, moments)
+        turned = tenant.turned(now)
+        if turned:
+            # Time alone has changed which facts are in force.
+            reachable &= await self._flagged(company, turned)
         found, gate, tiers = recall(tenant, request, self._writer.admission(company, tenant, now))
         undecided = self._writer.undecided(company, tenant, (c.resident.fact for c in found), now)
         if undecided:
@@ -247,12 +248,14 @@ class MemoryShard:
                 tenant = self._load(connection, company, dimension)
                 self._put(company, tenant)
             self._unsure.add(company)
+            plans = tenant.plans
             try:
                 written = decide(connection, tenant)
                 store.set_usage(connection, tenant.take_unsaved_usage())
             except BaseException:
-                # The plan may be half changed, and the savepoint takes back what it wrote.
-                self._drop(company)
+                # The savepoint takes back what was written; a plan that is half changed is read again.
+                if tenant.plans != plans:
+                    self._drop(company)
                 self._writer.log.forget_heads()
                 raise
             return written, tenant
@@ -276,7 +279,10 @@ class MemoryShard:
         """The company, loaded. Many who ask at once wait for one load.
 
         One that may not be what the store has is loaded anew; while the store is away, what searches saw last will do.
+        Raises ``Fenced`` where a newer instance took over.
         """
+        if self._committer.fenced:
+            raise Fenced("this instance was replaced")
         tenant = self._tenants.get(company)
         if tenant is not None and company not in self._stale:
             return tenant

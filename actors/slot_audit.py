@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from muniment.actors.slot_reader import parents_of
+from muniment.actors.slot_reader import all_known, parents_of
 from muniment.actors.store import conflict_store, memory_store
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.conflict_store import Conflict
@@ -17,18 +17,21 @@ from muniment.actors.store.decision_log import DecisionLog
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.actors.wire import to_rfc3339
 from muniment.policies.audit import Disagreement, audit, most_overruled
-from muniment.policies.authority import Actor
-from muniment.policies.model import Fact, Outcome, Slot, Status, fold
+from muniment.policies.authority import Actor, key_of
+from muniment.policies.model import Fact, Outcome, Slot, SourceKind, Status, fold
 from muniment.policies.precedence import decide
 from muniment.policies.precedence_policy import PrecedencePolicy, SlotRules, resolve
 from muniment.policies.slot_history import SlotRecord, as_of
 from muniment.policies.slot_view import SlotView
+from muniment.policies.values import Comparator
 
 _LIVE: Final = (Status.CURRENT, Status.DISPUTED)
 #: Decisions and slots that one audit or simulation looks at, the newest; and differences it lists.
 _EXAMINED: Final = 10_000
 _LISTED: Final = 200
-_OVERRULING: Final = frozenset({"replaced", "accept_challenger", "new_value"})
+#: Nothing else was in the slot; whether another scope held something is not among a decision's inputs.
+_UNOPPOSED: Final = {Outcome.STORED.value, Outcome.COEXISTS.value}
+_OVERRULING: Final = frozenset({"replaced", "accept_challenger", "new_value", "corrected"})
 
 
 class SlotAudit:
@@ -58,11 +61,11 @@ class SlotAudit:
 
     def undecided(self, connection: sa.Connection, company: str, subject: str | None, now: datetime) -> list[list[str]]:
         """The slots (scope, user, subject, field) with a contradiction that is on nobody's list."""
-        listed = _listed(conflict_store.open_conflicts(connection, company))
+        listed, value_of = self._listed(connection, company)
         found = {
             d.slot.key: [d.slot.scope.value, d.slot.user, d.slot.subject, d.slot.field]
             for d in self.disagreements(connection, company, subject, now)
-            if d.challenger.id not in listed
+            if value_of(d.challenger) not in listed
         }
         return list(found.values())
 
@@ -70,14 +73,30 @@ class SlotAudit:
         self, connection: sa.Connection, company: str, subject: str | None, now: datetime
     ) -> list[Conflict]:
         """The open conflict of each contradiction, the most damaging first."""
-        listed = _listed(conflict_store.open_conflicts(connection, company))
-        found = self.disagreements(connection, company, subject, now)
-        open_of = (listed[d.challenger.id] for d in found if d.challenger.id in listed)
+        listed, value_of = self._listed(connection, company)
+        values = (value_of(d.challenger) for d in self.disagreements(connection, company, subject, now))
+        open_of = (listed[value] for value in values if value in listed)
         return list({conflict.id: conflict for conflict in open_of}.values())
+
+    def _listed(
+        self, connection: sa.Connection, company: str
+    ) -> tuple[dict[tuple[str, str], Conflict], Callable[[Fact], tuple[str, str]]]:
+        """The open conflict of each value that waits, by slot and value; and what finds a fact's place there."""
+        rules_for = self._policies.rules_for(company)
+
+        def value_of(fact: Fact) -> tuple[str, str]:
+            assert fact.slot is not None, "only facts of slots disagree"
+            return fact.slot.key, key_of(fact, rules_for(fact.slot))
+
+        conflicts = conflict_store.open_conflicts(connection, company)
+        waiting = {c.challenger_id: c for c in reversed(conflicts) if c.challenger_id is not None}
+        facts = memory_store.get_facts(connection, company, list(waiting))
+        facts = {id: fact for id, fact in facts.items() if fact.slot is not None and fact.value is not None}
+        return {value_of(fact): waiting[id] for id, fact in facts.items()}, value_of
 
     def most_overruled(self, connection: sa.Connection, company: str) -> list[tuple[str, int]]:
         """The fields whose recorded value lost most often, and how often."""
-        entries = self._log.newest(connection, company, ("conflict", "ruling"), _EXAMINED)
+        entries = self._log.newest(connection, company, _EXAMINED, kind=("conflict", "ruling", "correction"))
         return most_overruled((entry.get("field", ""), entry["outcome"] in _OVERRULING) for entry in entries)
 
     # --- another policy
@@ -101,7 +120,7 @@ class SlotAudit:
         def rules_for(slot: Slot) -> SlotRules:
             return resolve(policy, slot)
 
-        entries = self._log.newest(connection, company, ("conflict",), _EXAMINED)
+        entries = self._log.newest(connection, company, _EXAMINED, kind="conflict")
         entries = [e for e in entries if (since is None or e["at"] >= since) and e.get("user") in (None, reader)]
         decisions = [
             difference
@@ -135,11 +154,13 @@ class SlotAudit:
         slot = challenger.slot if challenger is not None else None
         if challenger is None or challenger.value is None or slot is None:
             return None
+        then = _rules_then(inputs["rules"])
         incumbents = _as_they_were(facts, inputs["incumbents"])
+        heads = {key_of(fact, then): fact.id for fact in reversed(incumbents)}
         evidence = [
-            replace(fact, corroborates=fact.corroborates or incumbents[0].id)
+            replace(fact, corroborates=heads[key_of(fact, then)])
             for fact in _as_they_were(facts, inputs["evidence"])
-            if incumbents
+            if key_of(fact, then) in heads
         ]
         who = inputs["actor"]
         actor = Actor(id=who["id"], groups=frozenset(who["groups"]), may_claim_record=bool(who.get("may_claim_record")))
@@ -149,8 +170,11 @@ class SlotAudit:
             parents=parents_of(connection, company, facts.values()),
         )
         again = replace(challenger, status=Status.CURRENT, corroborates=None, superseded_by=None)
+        before = decide(view, again, actor, then, entry["at"]).outcome
         ruling = decide(view, again, actor, rules_for(slot), entry["at"])
-        if ruling.outcome is Outcome(entry["outcome"]):
+        # What also the rules of then do not give again was decided by what is not among the inputs: a ruling.
+        repeatable = before is Outcome(entry["outcome"]) or {before.value, entry["outcome"]} == _UNOPPOSED
+        if ruling.outcome is before or not repeatable:
             return None
         return {
             "decision_id": entry["id"],
@@ -173,8 +197,9 @@ class SlotAudit:
         records = [SlotRecord(fact, events.get(fact.id, ())) for fact in told]
         parents = parents_of(connection, slot.company, told)
         written = self._policies.rules(slot)
-        held = as_of(records, now, now, lambda _: written, parents)
-        would = as_of(records, now, now, lambda _: rules, parents)
+        known = all_known(records, now)
+        held = as_of(records, now, known, lambda _: written, parents)
+        would = as_of(records, now, known, lambda _: rules, parents)
         value, other = (None if fact is None else fact.value for fact in (held, would))
         if value == other:
             return None
@@ -182,14 +207,18 @@ class SlotAudit:
         return {**found, "would_be": {"value": other, "fact": would.id if would is not None else None}}
 
 
-def _listed(conflicts: Sequence[Conflict]) -> dict[str, Conflict]:
-    """Each waiting fact's open conflict."""
-    found: dict[str, Conflict] = {}
-    for conflict in conflicts:
-        for id in (conflict.challenger_id, *conflict.evidence_ids):
-            if id is not None:
-                found.setdefault(id, conflict)
-    return found
+def _rules_then(record: dict[str, Any]) -> SlotRules:
+    """The rules that a decision was made under, out of its inputs."""
+    proposers, comparator = record["proposers"], record["comparator"]
+    return SlotRules(
+        ranks=tuple(tuple(SourceKind(kind) for kind in level) for level in record["ranks"]),
+        owner=record["owner"],
+        proposers=None if proposers is None else tuple(proposers),
+        sensitive=record["sensitive"],
+        self_authority=record["self_authority"],
+        review_after_days=record["review_after_days"],
+        comparator=None if comparator is None else Comparator(comparator),
+    )
 
 
 def _as_they_were(facts: dict[str, Fact], named: Sequence[dict[str, Any]]) -> list[Fact]:

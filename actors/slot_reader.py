@@ -9,30 +9,64 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from muniment.actors.slot_pages import is_unsettled
 from muniment.actors.store import conflict_store, memory_store
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.conflict_store import Conflict
 from muniment.actors.store.decision_log import DecisionLog
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.actors.wire import to_rfc3339
+from muniment.policies.authority import key_of
 from muniment.policies.model import ConflictKind, Fact, Scope, Slot, Status
+from muniment.policies.precedence_policy import SlotRules
 from muniment.policies.slot_history import SlotRecord, as_of, read
 
 #: How far summaries of summaries are followed.
 _PARENT_STEPS = 8
-#: Entries of a fact's story.
+#: Decisions of a slot in which a fact's story is looked for, the newest; and entries of one story.
+_SEARCHED = 10_000
 _STORY = 200
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPage:
     """A slot as it is read: the fact in force, the open dispute about it with its other side, and all that was told,
-    in the order of recording. ``undecided``: a second value is current and on nobody's list."""
+    in the order of recording. ``stale``: the slot's shard has to look at it, because a second value is current and on
+    nobody's list, or because time has changed what is in force."""
 
     current: Fact | None
     dispute: tuple[Conflict, Fact] | None
     history: tuple[Fact, ...]
-    undecided: bool = False
+    stale: bool = False
+
+
+def all_known(records: Iterable[SlotRecord], now: datetime) -> datetime:
+    """The time at which all of this is known. A shard's time may run ahead of a reader's."""
+    times = (moment for record in records for moment in (record.fact.recorded_at, *(e.at for e in record.events)))
+    return max(now, max(times, default=now))
+
+
+def dispute_about(fact: Fact | None, conflicts: Iterable[tuple[Conflict, Fact | None]]) -> tuple[Conflict, Fact] | None:
+    """The open conflict, else notice, about a fact with its other side; the first opened of several."""
+    found = [
+        (conflict, other)
+        for conflict, other in conflicts
+        if other is not None
+        and fact is not None
+        and conflict.subject_id == fact.id
+        and conflict.kind is not ConflictKind.REVIEW
+    ]
+    return min(found, key=lambda pair: (pair[0].kind is ConflictKind.NOTICE, pair[0].id), default=None)
+
+
+def any_unlisted(others: Iterable[Fact], conflicts: Iterable[tuple[Conflict, Fact | None]], rules: SlotRules) -> bool:
+    """Whether one of these values is in no open conflict."""
+    listed = {
+        key_of(challenger, rules)
+        for conflict, challenger in conflicts
+        if conflict.kind is ConflictKind.CONFLICT and challenger is not None and challenger.value is not None
+    }
+    return any(key_of(other, rules) not in listed for other in others)
 
 
 def parents_of(connection: sa.Connection, company: str, facts: Iterable[Fact]) -> dict[str, Fact]:
@@ -79,26 +113,21 @@ class SlotReader:
         if instant is not None or known_at is not None:
             events = memory_store.get_events(connection, company, [f.id for f in told])
             records = [SlotRecord(f, events.get(f.id, ())) for f in told]
-            rules_at = self._policies.rules_at(slot)
-            known = known_at or max(fact.recorded_at for fact in told)
-            held = as_of(records, instant or known_at or now, known, rules_at, parents)
+            known = known_at or all_known(records, now)
+            held = as_of(records, instant or known_at or now, known, self._policies.rules_at(slot), parents)
             return SlotPage(held, None, tuple(told))
-        reading = read(told, self._policies.rules(slot), parents, now)
-        dispute, waiting = self._dispute(connection, slot, reading.current)
-        undecided = any(other.id not in waiting for other in reading.others)
-        return SlotPage(reading.current, dispute, tuple(told), undecided)
+        rules = self._policies.rules(slot)
+        reading = read(told, rules, parents, now)
+        conflicts = self._open(connection, slot)
+        current = [fact for fact in told if fact.status is Status.CURRENT]
+        stale = is_unsettled(current, now) or any_unlisted(reading.others, conflicts, rules)
+        return SlotPage(reading.current, dispute_about(reading.current, conflicts), tuple(told), stale)
 
-    def _dispute(
-        self, connection: sa.Connection, slot: Slot, current: Fact | None
-    ) -> tuple[tuple[Conflict, Fact] | None, set[str | None]]:
+    def _open(self, connection: sa.Connection, slot: Slot) -> list[tuple[Conflict, Fact | None]]:
         found = conflict_store.open_conflicts(connection, slot.company, [slot.key])
-        disputes = [c for c in found if c.kind is not ConflictKind.REVIEW and c.challenger_id is not None]
-        waiting: set[str | None] = {c.challenger_id for c in disputes}
-        about = [c for c in disputes if current is not None and c.subject_id == current.id]
-        about.sort(key=lambda c: (c.kind is ConflictKind.NOTICE, c.id))
-        others = memory_store.get_facts(connection, slot.company, [c.challenger_id for c in about if c.challenger_id])
-        shown = [(c, others[c.challenger_id]) for c in about if c.challenger_id in others]
-        return (shown[0] if shown else None), waiting
+        ids = [conflict.challenger_id for conflict in found if conflict.challenger_id is not None]
+        others = memory_store.get_facts(connection, slot.company, ids)
+        return [(conflict, others.get(conflict.challenger_id or "")) for conflict in found]
 
     def story(self, connection: sa.Connection, fact: Fact) -> list[dict[str, Any]]:
         """What became of a fact, oldest first: its recording, and the decisions of its slot that name it."""
@@ -108,8 +137,8 @@ class SlotReader:
         slot = fact.slot
         # A decision that names a fact is of its slot, or, for a fact without one, a few of all.
         where = {"subject": slot.subject, "field": slot.field} if slot else {"kind": ("retirement", "correction")}
-        for entry in self._log.entries(connection, fact.company, limit=10_000, **where):
-            if fact.id in str(entry["inputs"]):
-                shown = {name: entry[name] for name in ("kind", "rule", "reason", "actor", "outcome")}
-                entries.append({"at": to_rfc3339(entry["at"]), **shown, "decision_id": entry["id"]})
-        return entries[-_STORY:]
+        found = self._log.newest(connection, fact.company, _SEARCHED, **where)
+        for entry in reversed([entry for entry in found if fact.id in str(entry["inputs"])][:_STORY]):
+            shown = {name: entry[name] for name in ("kind", "rule", "reason", "actor", "outcome")}
+            entries.append({"at": to_rfc3339(entry["at"]), **shown, "decision_id": entry["id"]})
+        return entries

@@ -15,15 +15,16 @@ from muniment.actors.ports import Record
 from muniment.actors.slot_book import SlotBook
 from muniment.actors.slot_writer import SlotWriter, Written
 from muniment.actors.store import conflict_store
-from muniment.actors.store import memory_store as store
 from muniment.actors.store.conflict_store import OPEN, RESOLVED, Conflict
 from muniment.actors.tenant import Tenant
 from muniment.actors.wire import fact_to_dict
-from muniment.policies.authority import may_rule
-from muniment.policies.errors import AlreadyRuled, Forbidden, InvalidInput, NotFound
-from muniment.policies.model import ConflictKind, Fact, Scope, Slot, Source, SourceKind, Status
-from muniment.policies.rulings import Decision, Rescope, Resolution, RulingPlan, rule_on
+from muniment.policies.authority import key_of, losing_pair, may_rule
+from muniment.policies.errors import AlreadyRuled, Forbidden, InvalidInput, NotFound, StateConflict
+from muniment.policies.model import Fact, Scope, Slot, Source, SourceKind, Status
+from muniment.policies.precedence import consequences
+from muniment.policies.rulings import Decision, FactChange, Rescope, Resolution, RulingPlan, rule_on
 from muniment.policies.slot_history import Change
+from muniment.policies.slot_view import PastRuling
 
 
 class SlotRulings:
@@ -62,7 +63,7 @@ class SlotRulings:
             written = Written(self._close_slotless(book, conflict, given))
             told: list[Fact] = []
         else:
-            plan = self._plan(connection, book, conflict, conflict.slot, given)
+            plan = self._plan(book, conflict, conflict.slot, given)
             told = [plan.new_fact] if plan.new_fact is not None else []
             written = Written(self._carry_out(book, conflict, conflict.slot, plan, given))
         self._writer.store(connection, tenant, book, told, {f.id: vector or b"" for f in told}, written)
@@ -82,14 +83,14 @@ class SlotRulings:
                 f"the conflict is {conflict.status}", status=conflict.status, resolution=_shown(conflict.resolution)
             )
 
-    def _plan(
-        self, connection: sa.Connection, book: SlotBook, conflict: Conflict, slot: Slot, given: Resolution
-    ) -> RulingPlan:
+    def _plan(self, book: SlotBook, conflict: Conflict, slot: Slot, given: Resolution) -> RulingPlan:
+        book.take([conflict])
         book.open([slot])
-        book.take(conflict)
-        missing = [id for id in conflict.evidence_ids if id not in book.facts]
-        book.facts.update(store.get_facts(connection, book.company, missing))
+        conflict = book.conflict(conflict.id)
+        if conflict.status != OPEN:
+            raise StateConflict("time has settled the conflict")
         joined = tuple(book.facts[id] for id in conflict.evidence_ids if id in book.facts)
+        joined = tuple(fact for fact in joined if fact.status in _MAY_RISE)
         challenger = book.facts.get(conflict.challenger_id or "")
         return rule_on(
             conflict.opened(challenger),
@@ -103,30 +104,24 @@ class SlotRulings:
         )
 
     def _carry_out(self, book: SlotBook, conflict: Conflict, slot: Slot, plan: RulingPlan, given: Resolution) -> Record:
+        conflict = book.conflict(conflict.id)
         if plan.new_fact is not None:
             book.put_new(plan.new_fact)
         winner = plan.new_fact
         for change in plan.changes:
-            fields = {
-                name: value
-                for name in ("status", "superseded_by", "corroborates", "expires_at", "review_at")
-                if (value := getattr(change, name)) is not None
-            }
-            if fields and change.fact_id in book.facts:
-                book.change(change.fact_id, **_standing(fields))
-            if change.change is not None:
-                book.event(change.fact_id, change.change)
+            _apply(book, change)
             if change.change is Change.WON_RULING:
                 winner = book.facts[change.fact_id]
         for id in plan.lost:
             book.lose(id)
         if plan.past is not None:
-            book.rule(conflict, slot, plan.past)
-        book.end(conflict, RESOLVED, _ending(book, given))
+            book.rule(conflict.id, slot, plan.past)
+        book.put_conflict(conflict.ended(RESOLVED, _ending(book, given)))
         if plan.rescoped is not None:
-            winner = self._rescope(book, plan.rescoped, plan.moves)
+            winner = self._rescope(book, conflict, plan.rescoped, plan.moves)
         if winner is not None:
             book.follow(slot, winner, plan.consequences)
+        book.regroup(slot.key)
         decision_id = book.log("ruling", plan.decision.value, plan.reason, plan.decision.value, dict(plan.inputs), slot)
         answer: Record = {
             "id": conflict.id,
@@ -138,19 +133,30 @@ class SlotRulings:
             answer["current"] = fact_to_dict(book.facts[winner.id])
         return answer
 
-    def _rescope(self, book: SlotBook, rescoped: Fact, moves: bool) -> Fact:
+    def _rescope(self, book: SlotBook, conflict: Conflict, rescoped: Fact, moves: bool) -> Fact:
+        """The challenger as the owner sees it; what said the same goes with it into its period, or has lost here."""
+        before = book.facts[rescoped.id]
+        evidence = [f.id for f in book.evidence_of(before)]
+        evidence += [id for id in conflict.evidence_ids if id in book.facts and book.facts[id].status in _MAY_RISE]
         if moves:
             book.move(rescoped, book.actor)
-        else:
-            book.put(rescoped)
-        book.event(rescoped.id, Change.ADMITTED)
+            for id in evidence:
+                book.change(id, status=Status.SUPERSEDED, superseded_by=rescoped.id, corroborates=None)
+                book.event(id, Change.LOST_RULING)
+            return book.facts[rescoped.id]
+        for id in (rescoped.id, *evidence):
+            known = book.redate(id, effective_at=rescoped.effective_at, expires_at=rescoped.expires_at)
+            head = None if id == rescoped.id else rescoped.id
+            book.change(id, status=rescoped.status, corroborates=head, superseded_by=None)
+            if known.status is Status.DISPUTED:
+                book.event(id, Change.ADMITTED)
         return book.facts[rescoped.id]
 
     def _close_slotless(self, book: SlotBook, conflict: Conflict, given: Resolution) -> Record:
         """A review of a fact without a slot: somebody looked at it. What is wrong is corrected or deleted."""
         if given.decision not in (Decision.KEEP_INCUMBENT, Decision.DISMISS):
             raise InvalidInput.at("/decision", "a review of a fact without a slot is kept or dismissed")
-        book.end(conflict, RESOLVED, _ending(book, given))
+        book.put_conflict(conflict.ended(RESOLVED, _ending(book, given)))
         inputs = {"conflict": conflict.id, "fact": conflict.subject_id, "note": given.note}
         reason = "Somebody looked at it."
         decision_id = book.log("ruling", given.decision.value, reason, given.decision.value, inputs)
@@ -185,7 +191,7 @@ class SlotRulings:
             return Written(before)
         wrong = self._writer.retirable(connection, book, id, actor, own_only)
         if wrong.status is not Status.CURRENT or wrong.corroborates is not None:
-            raise InvalidInput.at("", f"the fact is {wrong.status.value}; only a current one can be corrected")
+            raise StateConflict(f"the fact is {wrong.status.value}; only one that is in use can be corrected")
         if (value is None) != (wrong.slot is None):
             raise InvalidInput.at("/value", "a fact of a slot needs a value, and another has none")
         now = book.tick()
@@ -197,21 +203,17 @@ class SlotRulings:
             source=Source(kind=SourceKind.AUTHORIZED_PERSON, author=actor["id"], role="correction"),
             writer=wrong.writer if wrong.scope is Scope.PERSONAL else actor["id"],
             recorded_at=now,
-            superseded_by=None,
+            effective_at=wrong.effective_at or wrong.recorded_at,
             entities=(),
         )
-        if right.slot is not None:
-            book.put_new(right)
-        for fact in [f for f in book.facts.values() if f.corroborates == id and f.status is Status.CURRENT]:
-            book.change(fact.id, status=Status.SUPERSEDED, superseded_by=right.id)
         book.change(id, status=Status.CORRECTED, superseded_by=right.id)
         book.event(id, Change.CORRECTED)
         book.lose(id)
-        for conflict in conflict_store.about(connection, company, id):
-            book.take(conflict)
-            if conflict.kind is ConflictKind.CONFLICT and conflict.subject_id == id:
-                book.repoint(conflict, right.id)
-            else:
+        if right.slot is not None:
+            book.put_new(right)
+            self._rule_by_correction(book, right.slot, wrong, right)
+        else:
+            for conflict in book.take_open(wrong):
                 book.withdraw(conflict.id, right.id)
         inputs = {"fact": id, "by": right.id}
         decision_id = book.log("correction", "corrected", reason, "corrected", inputs, right.slot)
@@ -219,6 +221,44 @@ class SlotRulings:
         self._writer.store(connection, tenant, book, [right], {right.id: vector}, written)
         self._writer.remember_answer(connection, company, request, book, written)
         return written
+
+    def _rule_by_correction(self, book: SlotBook, slot: Slot, wrong: Fact, right: Fact) -> None:
+        """A correction is a ruling: the wrong value does not come back from its sources, and nothing older beats it.
+
+        What waits goes on waiting, against the right value; what says the right value becomes its evidence.
+        """
+        rules = book.rules_of(slot)
+        said_so = [f for f in book.current(slot.key) if f.corroborates == wrong.id]
+        value, losers = key_of(right, rules), [wrong, *said_so]
+        if key_of(wrong, rules) == value:
+            losers = []
+            for fact in said_so:
+                book.change(fact.id, corroborates=right.id)
+        for fact in losers[1:]:
+            book.supersede(fact.id, right.id)
+            book.event(fact.id, Change.LOST_RULING)
+        book.event(right.id, Change.WON_RULING)
+        pairs = frozenset(losing_pair(fact, rules) for fact in losers)
+        book.rule(right.id, slot, PastRuling(at=right.recorded_at, winner_key=value, losers=pairs))
+        leaving = frozenset({wrong.id, *(fact.id for fact in losers)})
+        settled = consequences(book.view(slot), right, leaving, rules)
+        book.follow(slot, right, replace(settled, redecide=()))
+
+
+_MAY_RISE = (Status.DISPUTED, Status.SUPERSEDED)
+
+
+def _apply(book: SlotBook, change: FactChange) -> None:
+    if change.fact_id not in book.facts:
+        return
+    named = ("status", "superseded_by", "corroborates", "review_at")
+    fields = {name: value for name in named if (value := getattr(change, name)) is not None}
+    if fields:
+        book.change(change.fact_id, **_standing(fields))
+    if change.expires_at is not None:
+        book.redate(change.fact_id, expires_at=change.expires_at)
+    if change.change is not None:
+        book.event(change.fact_id, change.change)
 
 
 def _standing(fields: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,9 @@ import sqlalchemy as sa
 from muniment.actors.clock import Clock
 from muniment.actors.ids import new_id
 from muniment.actors.ports import Record
-from muniment.actors.slot_book import SlotBook, SlotNote
+from muniment.actors.slot_book import SlotBook
+from muniment.actors.slot_pages import LIVE, SlotNote, SlotPages
+from muniment.actors.slot_reader import any_unlisted, dispute_about
 from muniment.actors.store import conflict_store, memory_store
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.decision_log import DecisionLog
@@ -23,11 +25,12 @@ from muniment.actors.store.memory_store import Stored
 from muniment.actors.tenant import Changes, Resident, Tenant, resident_of, vector_rows
 from muniment.actors.wire import fact_from_dict, fact_to_dict, source_to_dict
 from muniment.policies.audit import overdue_reviews
-from muniment.policies.authority import Actor, review_date
-from muniment.policies.errors import Forbidden, NotFound
-from muniment.policies.model import ConflictKind, Fact, Scope, Slot, Status, Tier
+from muniment.policies.authority import Actor, key_of, review_date
+from muniment.policies.errors import Forbidden, NotFound, StateConflict
+from muniment.policies.model import Fact, Scope, Slot, Source, Status, Tier
 from muniment.policies.precedence_policy import UNASSIGNED, PrecedencePolicy, SlotRules, resolve
 from muniment.policies.slot_history import Change, Reading, RulesAt, read
+from muniment.policies.weighing import over
 
 #: Sources of evidence that are handed out with a fact, the newest; all are kept.
 _EVIDENCE_SHOWN: Final = 20
@@ -175,24 +178,41 @@ class SlotWriter:
         fact = self.retirable(connection, book, id, actor, own_only)
         new = Status(status)
         if new is Status.EXPIRED:
-            book.change(id, status=new, expires_at=min(book.now, fact.expires_at or book.now))
-            book.event(id, Change.EXPIRED)
+            self._expire(connection, book, fact)
         else:
-            book.change(id, status=new, text="", value=None, entities=(), tags=(), metadata={})
+            blank = Source(kind=fact.source.kind)
+            book.change(id, status=new, text="", value=None, entities=(), tags=(), metadata={}, source=blank)
             memory_store.delete_vector(connection, id)
             book.event(id, Change.DELETED)
             book.lose(id)
-        for conflict in conflict_store.about(connection, company, id):
-            book.take(conflict)
-            if conflict.challenger_id == id or conflict.kind is not ConflictKind.CONFLICT:
-                book.withdraw(conflict.id, id)
+        book.leave(id)
         decision_id = book.log("retirement", new.value, reason, new.value, {"fact": id}, fact.slot)
         written = Written({"id": id, "status": new.value, "decision_id": decision_id})
         self.store(connection, tenant, book, [], {}, written)
         self.remember_answer(connection, company, request, book, written)
         return written
 
+    def _expire(self, connection: sa.Connection, book: SlotBook, fact: Fact) -> None:
+        """The fact no longer holds; nor does what else says the same of it, or it would rise in its place."""
+        if fact.status not in LIVE or over(fact, book.now):
+            raise StateConflict(f"the fact is {expired_at(fact, book.now).status.value} already")
+        ending = {fact.id: fact}
+        if fact.slot is not None and fact.status is Status.CURRENT and fact.corroborates is None:
+            value = key_of(fact, book.rules_of(fact.slot))
+            told = memory_store.slot_facts(connection, book.company, [fact.slot.key])[fact.slot.key]
+            told = [f for f in told if f.value is not None and key_of(f, book.rules_of(fact.slot)) == value]
+            while more := [f for f in told if f.id not in ending and {f.corroborates, f.superseded_by} & ending.keys()]:
+                ending.update({f.id: f for f in more})
+        book.fetch(ending)
+        for other in ending:
+            ended = book.redate(
+                other, Change.EXPIRED, expires_at=min(book.now, book.facts[other].expires_at or book.now)
+            )
+            if ended.status in LIVE:
+                book.change(other, status=Status.EXPIRED)
+
     def retirable(self, connection: sa.Connection, book: SlotBook, id: str, actor: Record, own_only: bool) -> Fact:
+        """The fact, its slot opened; ``retire`` says what it raises."""
         fact = memory_store.get_facts(connection, book.company, [id]).get(id)
         if fact is None or fact.status is Status.DELETED or not fact.visible_to(actor["id"]):
             raise NotFound("there is no such fact")
@@ -201,20 +221,23 @@ class SlotWriter:
             raise Forbidden("the fact belongs to somebody else")
         if fact.slot is not None:
             book.open([fact.slot])
-        book.facts[id] = fact
-        return fact
+        return book.facts.setdefault(id, fact)
 
     def erase_user(self, connection: sa.Connection, tenant: Tenant, company: str, user: str, actor: Record) -> Written:
         """Deletes a user's personal facts for good, with their history: counts."""
         book = self.book(connection, company, actor)
         ids = memory_store.ids_of_user(connection, company, user)
+        slots = {slot for slot in ids.values() if slot is not None}
+        for id in ids:
+            book.lose(id)
+        book.flush()
         written = Written({"erased": {"facts": len(ids), "conflicts": 0}})
         tenant.plan_remove(ids, written.changes)
-        written.answer["erased"]["conflicts"] = conflict_store.delete_of_user(connection, company, user)
-        written.changes.notes.update({slot: None for slot in ids.values() if slot is not None})
+        written.answer["erased"]["conflicts"] = conflict_store.delete_of_user(connection, company, user, slots)
         memory_store.delete_facts(connection, list(ids))
         book.log("erasure", "user_erased", "A user's personal facts were erased.", "deleted", {"facts": len(ids)})
         self._end(connection, book, written)
+        written.changes.notes.update(dict.fromkeys(slots))
         return written
 
     def flag(self, connection: sa.Connection, tenant: Tenant, company: str, slots: Sequence[Slot]) -> Written:
@@ -233,10 +256,10 @@ class SlotWriter:
         book.open(fact.slot for fact in due if fact.slot is not None)
         for fact in due:
             book.facts.setdefault(fact.id, fact)
-        for opening in overdue_reviews(due, book.rules_of, (), book.now):
-            fact = book.facts[opening.subject_id or ""]
-            book.escalate(fact.slot, opening, None)
-        written = Written({"opened": len(due)})
+        openings = overdue_reviews([book.facts[fact.id] for fact in due], book.rules_of, (), book.now)
+        for opening in openings:
+            book.escalate(book.facts[opening.subject_id or ""].slot, opening, None)
+        written = Written({"opened": len(openings)})
         self.store(connection, tenant, book, [], {}, written)
         return written
 
@@ -258,6 +281,10 @@ class SlotWriter:
         gone = [fact.id for fact in old if not _indexed(fact)]
         tiers: dict[str, Tier | None] = dict.fromkeys(tenant.plan_remove(gone, written.changes))
         risen = [fact for fact in old if _indexed(fact)]
+        # What is told again comes back into memory, also where it had been evicted.
+        again = {f.corroborates for f in new if f.status is Status.CURRENT and f.corroborates is not None}
+        again -= {*tenant.residents, *(f.id for f in (*risen, *new))}
+        risen += [book.facts[id] for id in sorted(again) if _indexed(book.facts[id])]
         store_vectors = memory_store.get_vectors(
             connection, book.company, [f.id for f in risen if f.id not in tenant.residents]
         )
@@ -299,11 +326,13 @@ class SlotWriter:
         return slotless - conflict_store.involved(connection, book.company, slotless) if slotless else slotless
 
     def book(self, connection: sa.Connection, company: str, actor: Record) -> SlotBook:
+        """The slots of a company as one transaction of this actor sees and changes them."""
+        version, rules_of = self._rules_in_force(company)
+        return SlotBook(connection, company, rules_of, version, _actor(actor), self._tick)
+
+    def _rules_in_force(self, company: str) -> tuple[int, Callable[[Slot], SlotRules]]:
         version, policy = self._policies.current(company)
-        who = Actor(id=actor["id"], groups=frozenset(actor["groups"]), may_claim_record=actor["may_claim_record"])
-        return SlotBook(
-            connection, company, lambda slot: self._rules_of(company, version, policy, slot), version, who, self._tick
-        )
+        return version, lambda slot: self._rules_of(company, version, policy, slot)
 
     def _tick(self) -> datetime:
         """The time, later at each call, so that the order of recording is never in doubt."""
@@ -341,9 +370,11 @@ class SlotWriter:
         slots = {slot.key: slot for slot in memory_store.crowded_slots(connection, company)}
         disputed = conflict_store.open_conflicts(connection, company)
         slots.update({conflict.slot.key: conflict.slot for conflict in disputed if conflict.slot is not None})
-        book = self.book(connection, company, _NOBODY)
-        book.read_only(slots.values())
-        return book.notes()
+        version, rules_of = self._rules_in_force(company)
+        pages = SlotPages(connection, company, rules_of, version, _actor(_NOBODY), self._tick)
+        pages.read(slots.values())
+        pages.touch(slots.values())
+        return pages.notes()
 
     def admission(self, company: str, tenant: Tenant, now: datetime) -> Callable[[Resident], bool]:
         """Whether a fact may be handed out: of several current ones of a slot, only the one in force."""
@@ -369,9 +400,9 @@ class SlotWriter:
             note = tenant.notes.get(slot.key) if slot else None
             if slot is None or note is None:
                 continue
-            waiting = {conflict.challenger_id for conflict, _ in note.conflicts}
-            others = read(note.facts, self.rules(company, slot), note.parents, now).others
-            if any(other.id not in waiting for other in others):
+            rules = self.rules(company, slot)
+            others = read(note.facts, rules, note.parents, now).others
+            if others and any_unlisted(others, note.conflicts, rules):
                 found.append(slot)
         return found
 
@@ -384,15 +415,14 @@ class SlotWriter:
             return answer
         evidence = [f.source for f in note.facts if f.corroborates == fact.id]
         answer["evidence"] = [source_to_dict(source) for source in evidence[-_EVIDENCE_SHOWN:]]
-        disputes = [
-            (conflict.kind is ConflictKind.NOTICE, conflict.id, other)
-            for conflict, other in note.conflicts
-            if conflict.kind is not ConflictKind.REVIEW and conflict.subject_id == fact.id and other is not None
-        ]
-        if disputes:
-            _, conflict_id, other = min(disputes, key=lambda d: d[:2])
-            answer["dispute"] = {"conflict_id": conflict_id, "other": fact_to_dict(other)}
+        dispute = dispute_about(fact, note.conflicts)
+        if dispute is not None:
+            answer["dispute"] = {"conflict_id": dispute[0].id, "other": fact_to_dict(dispute[1])}
         return answer
+
+
+def _actor(record: Record) -> Actor:
+    return Actor(id=record["id"], groups=frozenset(record["groups"]), may_claim_record=record["may_claim_record"])
 
 
 def _indexed(fact: Fact) -> bool:

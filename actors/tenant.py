@@ -7,6 +7,7 @@ returned, and of several writes in one transaction each sees what those before i
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muniment.actors.lexical_index import Corpus, LexicalIndex
-from muniment.actors.slot_book import SlotNote
+from muniment.actors.slot_pages import SlotNote
 from muniment.actors.store.decision_log import microseconds
 from muniment.actors.store.memory_store import Stored
 from muniment.actors.tier_index import Kind, TierIndex
 from muniment.policies.entities import extract_entities, normalise_entity
-from muniment.policies.model import Fact, Tier, fold
+from muniment.policies.model import Fact, Slot, Tier, fold
 from muniment.policies.retention import RetentionSettings, TierView, plan_evictions
 from muniment.policies.terms import fact_terms
 
@@ -212,7 +213,11 @@ class Tenant:
         corpus = Corpus()
         self.spaces = {tier: TierSpace(dimension, kind, corpus) for tier in Tier}
         self.notes: dict[str, SlotNote] = {}
+        #: Counts changes of the plan.
+        self.plans = 0
         self.overflow = 0
+        self._turns: list[tuple[datetime, str]] = []
+        self._turns_lock = threading.Lock()
         self._unsaved_usage: set[str] = set()
         self._usage_lock = threading.Lock()
         self._members: dict[Tier, dict[str, Resident]] = {tier: {} for tier in Tier}
@@ -229,6 +234,7 @@ class Tenant:
 
     def plan_add(self, incoming: Sequence[Resident], changes: Changes) -> Placement:
         """Puts facts into L1, moves what must leave to L2, and what must leave L2 out; in the plan only."""
+        self.plans += bool(incoming)
         placed: dict[str, Tier | None] = {}
         for resident in incoming:
             self.residents[resident.fact.id] = resident
@@ -246,6 +252,7 @@ class Tenant:
         for id in ids:
             resident = self.residents.pop(id, None)
             if resident is not None:
+                self.plans += 1
                 gone.append(id)
                 del self._members[resident.tier][id]
                 changes.left(resident.tier, id)
@@ -253,6 +260,7 @@ class Tenant:
 
     def plan_replace(self, fact: Fact, changes: Changes) -> None:
         """Another version of a fact that is in a tier: what may change of it, changed."""
+        self.plans += 1
         old = self.residents[fact.id]
         resident = replace(old, fact=fact)
         self.residents[fact.id] = self._members[old.tier][fact.id] = resident
@@ -273,6 +281,24 @@ class Tenant:
                 self.notes.pop(key, None)
             else:
                 self.notes[key] = note
+                if note.due is not None:
+                    with self._turns_lock:
+                        heapq.heappush(self._turns, (note.due, key))
+
+    def turned(self, now: datetime) -> list[Slot]:
+        """The slots with a note in which time has changed what is in force since the note was made."""
+        with self._turns_lock:
+            if not self._turns or self._turns[0][0] > now:
+                return []
+            due = {}
+            while self._turns and self._turns[0][0] <= now:
+                turn, key = heapq.heappop(self._turns)
+                note = self.notes.get(key)
+                if note is not None and note.due == turn:
+                    due[key] = (turn, note)
+            for key, (turn, _) in due.items():
+                heapq.heappush(self._turns, (turn, key))
+        return [slot for _, note in due.values() if (slot := note.facts[0].slot) is not None]
 
     def used(self, ids: Iterable[str], now: datetime) -> None:
         """Counts facts that were returned by a recall."""

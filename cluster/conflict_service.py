@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -18,12 +19,12 @@ from muniment.actors.store import conflict_store, memory_store
 from muniment.actors.store.conflict_store import Conflict
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.actors.wire import fact_from_dict, to_rfc3339
-from muniment.cluster.memory_service import actor_record, request_record
+from muniment.cluster.memory_service import actor_record, request_record, within
 from muniment.cluster.schemas import AuditRequest, ConflictsQuery, ResolutionRequest, SimulateRequest
 from muniment.cluster.schemas.answers import fact_out
 from muniment.policies.access import Extent, Permission, Principal, Role, owns, require, require_company
 from muniment.policies.errors import InvalidInput, NotFound
-from muniment.policies.model import Fact, Scope
+from muniment.policies.model import Fact
 
 Answer = dict[str, Any]
 #: Conflicts that one page of a filtered list looks at, however few of them fit.
@@ -57,12 +58,10 @@ class ConflictService:
 
         def read() -> tuple[list[Conflict], dict[str, Fact], str | None]:
             with self._engine.connect() as connection:
-                found, following = self._page(connection, company, principal, query, all_owners, now)
-                ids = {i for c in found for i in (c.subject_id, c.challenger_id) if i is not None}
-                return found, memory_store.get_facts(connection, company, sorted(ids)), following
+                return self._page(connection, company, principal, query, all_owners, now)
 
         found, facts, following = await asyncio.to_thread(read)
-        answer: Answer = {"conflicts": [self._out(conflict, facts, now) for conflict in found]}
+        answer: Answer = {"conflicts": [self._out(principal, conflict, facts, now) for conflict in found]}
         if following is not None:
             answer["next"] = following
         return answer
@@ -85,9 +84,11 @@ class ConflictService:
         query: ConflictsQuery,
         all_owners: bool,
         now: datetime,
-    ) -> tuple[list[Conflict], str | None]:
+    ) -> tuple[list[Conflict], dict[str, Fact], str | None]:
         found: list[Conflict] = []
+        sides: dict[str, Fact] = {}
         after, looked = query.cursor or "", 0
+        in_force = self._in_force(company)
         while looked < _SCANNED:
             page = conflict_store.list_conflicts(
                 connection,
@@ -99,19 +100,34 @@ class ConflictService:
                 subject=query.subject,
                 field=query.field,
             )
-            for conflict in page:
+            facts = _sides(connection, company, page)
+            for conflict in map(in_force, page):
                 after = conflict.id
                 named = query.owner is None or query.owner == conflict.owner
-                if named and _listed(principal, conflict, all_owners, now):
+                if named and _listed(principal, conflict, all_owners, now) and _seen(principal, conflict, facts):
                     found.append(conflict)
+                    sides.update(facts)
                 if len(found) == query.limit:
-                    return found, after
+                    return found, sides, after
             looked += len(page)
             if len(page) < 200:
-                return found, None
-        return found, after
+                return found, sides, None
+        return found, sides, after
 
-    def _out(self, conflict: Conflict, facts: dict[str, Fact], now: datetime) -> Answer:
+    def _in_force(self, company: str) -> Callable[[Conflict], Conflict]:
+        """An open conflict belongs to whom the policy names now, and is due when it says now; as rulings go by it."""
+        rules_for = self._policies.rules_for(company)
+
+        def in_force(conflict: Conflict) -> Conflict:
+            if conflict.slot is None or conflict.status != conflict_store.OPEN:
+                return conflict
+            rules = rules_for(conflict.slot)
+            due_at = rules.due_at(conflict.opened_at)
+            return replace(conflict, owner=rules.owner, due_at=due_at, delegate=rules.delegate)
+
+        return in_force
+
+    def _out(self, principal: Principal, conflict: Conflict, facts: dict[str, Fact], now: datetime) -> Answer:
         answer: Answer = {
             "id": conflict.id,
             "kind": conflict.kind.value,
@@ -128,7 +144,7 @@ class ConflictService:
                 answer["slot"]["user"] = slot.user
         for name, id in (("incumbent", conflict.subject_id), ("challenger", conflict.challenger_id)):
             fact = facts.get(id or "")
-            if fact is not None:
+            if fact is not None and _visible(principal, fact):
                 answer[name] = fact_out(expired_at(fact, now), self._reader.owner(fact))
         if conflict.due_at is not None:
             answer["due_at"] = to_rfc3339(conflict.due_at)
@@ -144,7 +160,7 @@ class ConflictService:
     async def resolve_conflict(self, principal: Principal, id: str, request: ResolutionRequest) -> Answer:
         """Rules on a conflict; only who answers for the slot may. A second ruling is refused and shows the first."""
         company = require_company(principal)
-        conflict = await asyncio.to_thread(self._seen, principal, id)
+        conflict = await asyncio.to_thread(self._get, principal, id)
         resolution = request.model_dump(exclude_none=True, exclude={"idempotency_key"})
         if request.value is not None and request.text is None and conflict.slot is not None:
             resolution["text"] = f"{conflict.slot.subject}: {conflict.slot.field} = {request.value}"
@@ -162,12 +178,15 @@ class ConflictService:
             answer["current"] = fact_out(fact, self._reader.owner(fact))
         return answer
 
-    def _seen(self, principal: Principal, id: str) -> Conflict:
-        """The conflict, unless it is about somebody else's personal fact."""
+    def _get(self, principal: Principal, id: str) -> Conflict:
+        """The conflict, unless the actor may not see what it is about."""
+        company = require_company(principal)
         with self._engine.connect() as connection:
-            conflict = conflict_store.get_conflict(connection, require_company(principal), id)
-        if conflict is None or not _own_scope(principal, conflict):
-            raise NotFound("there is no such conflict")
+            conflict = conflict_store.get_conflict(connection, company, id)
+            if conflict is None or not _own_scope(principal, conflict):
+                raise NotFound("there is no such conflict")
+            if not _seen(principal, conflict, _sides(connection, company, [conflict])):
+                raise NotFound("there is no such conflict")
         return conflict
 
     async def audit_conflicts(self, principal: Principal, request: AuditRequest) -> Answer:
@@ -188,16 +207,15 @@ class ConflictService:
         def read() -> tuple[list[Conflict], dict[str, Fact], list[tuple[str, int]]]:
             with self._engine.connect() as connection:
                 found = self._audit.open_by_damage(connection, company, request.subject, now)
-                ids = {i for c in found for i in (c.subject_id, c.challenger_id) if i is not None}
-                facts = memory_store.get_facts(connection, company, sorted(ids))
+                found = [c for c in map(self._in_force(company), found) if _own_scope(principal, c)]
+                facts = _sides(connection, company, found)
                 return found, facts, self._audit.most_overruled(connection, company)
 
         found, facts, overruled = await asyncio.to_thread(read)
-        found = [conflict for conflict in found if _own_scope(principal, conflict)]
         first = _offset(request.cursor)
         shown = found[first : first + request.limit]
         answer: Answer = {
-            "conflicts": [self._out(conflict, facts, now) for conflict in shown],
+            "conflicts": [self._out(principal, conflict, facts, now) for conflict in shown],
             "most_overruled": [{"field": field, "times": times} for field, times in overruled],
         }
         if first + request.limit < len(found):
@@ -224,8 +242,24 @@ def _offset(cursor: str | None) -> int:
 
 
 def _own_scope(principal: Principal, conflict: Conflict) -> bool:
-    slot = conflict.slot
-    return slot is None or slot.scope is Scope.SHARED or slot.user == principal.actor
+    return conflict.user in (None, principal.actor)
+
+
+def _sides(connection: sa.Connection, company: str, conflicts: Sequence[Conflict]) -> dict[str, Fact]:
+    """The facts that these conflicts are about, by id."""
+    ids = {i for c in conflicts for i in (c.subject_id, c.challenger_id) if i is not None}
+    return memory_store.get_facts(connection, company, sorted(ids))
+
+
+def _visible(principal: Principal, fact: Fact) -> bool:
+    """A ruling may have made a fact somebody's own."""
+    return fact.visible_to(principal.actor) and within(principal, fact)
+
+
+def _seen(principal: Principal, conflict: Conflict, facts: dict[str, Fact]) -> bool:
+    """Whether a key that is bound to an area or agent may see what the conflict is about."""
+    sides = (facts.get(id or "") for id in (conflict.subject_id, conflict.challenger_id))
+    return all(fact is None or within(principal, fact) for fact in sides)
 
 
 def _listed(principal: Principal, conflict: Conflict, all_owners: bool, now: datetime) -> bool:

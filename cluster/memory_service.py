@@ -194,6 +194,8 @@ class MemoryService:
         results = []
         for record in found["results"]:
             fact, dispute = rendered(record, now)
+            if dispute is not None and not within(principal, fact_from_dict(record["dispute"]["other"])):
+                dispute = None
             result: Answer = {"fact": fact, "score": record["score"], "tier": record["tier"]}
             if dispute is not None:
                 result["dispute"] = dispute
@@ -212,10 +214,10 @@ class MemoryService:
             Slot(company, Scope.SHARED, "", query.subject, query.field),
         ]
         pages = await asyncio.to_thread(self._read_slots, slots, query.as_of, query.known_at, now)
-        undecided = [slot for slot, page in zip(slots, pages, strict=True) if page.undecided]
-        if undecided and query.as_of is None and query.known_at is None:
+        stale = [slot for slot, page in zip(slots, pages, strict=True) if page.stale]
+        if stale:
             shard = self._shard_of(company)
-            await shard.flag(company=company, slots=[[s.scope.value, s.user, s.subject, s.field] for s in undecided])
+            await shard.flag(company=company, slots=[[s.scope.value, s.user, s.subject, s.field] for s in stale])
             pages = await asyncio.to_thread(self._read_slots, slots, query.as_of, query.known_at, now)
         personal, shared = (self._confined(principal, page) for page in pages)
         chosen = personal if personal.current is not None else shared
@@ -230,7 +232,8 @@ class MemoryService:
                 "other": self._out(chosen, other, now),
             }
         history = sorted((*personal.history, *shared.history), key=lambda f: (f.recorded_at, f.id))
-        answer["history"] = [self._out(chosen, fact, now) for fact in history[-200:]]
+        pages_of = {fact.id: page for page in (personal, shared) for fact in page.history}
+        answer["history"] = [self._out(pages_of[fact.id], fact, now) for fact in history[-200:]]
         return answer
 
     def _read_slots(
@@ -243,8 +246,10 @@ class MemoryService:
         """The page without what a key that is bound to an area or agent may not see."""
         if principal.area is None and principal.agent is None:
             return page
-        current = page.current if page.current is not None and _within(principal, page.current) else None
-        return replace(page, current=current, history=tuple(f for f in page.history if _within(principal, f)))
+        current = page.current if page.current is not None and within(principal, page.current) else None
+        dispute = page.dispute if page.dispute is not None and within(principal, page.dispute[1]) else None
+        history = tuple(f for f in page.history if within(principal, f))
+        return replace(page, current=current, dispute=dispute, history=history)
 
     def _out(self, page: SlotPage, fact: Fact | None, now: datetime) -> Answer | None:
         if fact is None:
@@ -278,7 +283,7 @@ class MemoryService:
         with self._engine.connect() as connection:
             fact = memory_store.get_facts(connection, company, [id]).get(id)
             seen = fact is not None and fact.status is not Status.DELETED and fact.visible_to(principal.actor)
-            if fact is None or not seen or not _within(principal, fact):
+            if fact is None or not seen or not within(principal, fact):
                 raise NotFound("there is no such fact")
             key = fact.slot.key if fact.slot else None
             siblings = memory_store.slot_facts(connection, company, [key], [Status.CURRENT])[key] if key else []
@@ -373,7 +378,7 @@ def _bound(principal: Principal, area: str | None, agent: str | None) -> dict[st
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _within(principal: Principal, fact: Fact) -> bool:
+def within(principal: Principal, fact: Fact) -> bool:
     """Whether a key that is bound to an area or agent may see the fact."""
     return principal.area in (None, fact.area) and principal.agent in (None, fact.agent)
 

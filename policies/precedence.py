@@ -370,7 +370,12 @@ def _inputs(case: _Case) -> dict[str, Any]:
         "evidence": [
             fact_inputs(e, rank(e, case.rules, parents)) for f in case.rivals for e in _evidence_of(case.view, f.id)
         ],
-        "actor": {"id": case.actor.id, "groups": sorted(case.actor.groups), "owner": is_owner(case.rules, case.actor)},
+        "actor": {
+            "id": case.actor.id,
+            "groups": sorted(case.actor.groups),
+            "owner": is_owner(case.rules, case.actor),
+            "may_claim_record": case.actor.may_claim_record,
+        },
         "rules": case.rules.to_dict(),
         "now": _moment(case.now),
     }

@@ -306,6 +306,7 @@ def _both_valid(bench: _Bench) -> RulingPlan:
         FactChange(fact_id=f.id, status=Status.CURRENT, corroborates=rescoped.id, change=Change.ADMITTED)
         for f in bench.waiting[1:]
     ]
+    pairs = frozenset(losing_pair(f, bench.rules) for f in bench.waiting)
     return RulingPlan(
         decision=Decision.BOTH_VALID,
         reason=_SENTENCES[Decision.BOTH_VALID],
@@ -313,6 +314,7 @@ def _both_valid(bench: _Bench) -> RulingPlan:
         changes=(*cuts, *([] if moves else joined)),
         rescoped=rescoped,
         moves=moves,
+        past=PastRuling(at=bench.now, winner_key=None, losers=pairs) if moves else None,
     )
 
 
@@ -340,10 +342,10 @@ def _apart(bench: _Bench, rescoped: Fact) -> tuple[Fact, list[FactChange]]:
     """In one slot both hold only if their periods differ: whichever begins first ends where the other begins."""
     cuts: list[FactChange] = []
     for fact in bench.incumbents:
-        if not overlap(fact, rescoped):
+        if fact.id == rescoped.id or not overlap(fact, rescoped):
             continue
         if rescoped.effective_at is not None and (fact.effective_at or DAWN) < rescoped.effective_at:
-            cuts.append(FactChange(fact_id=fact.id, expires_at=rescoped.effective_at))
+            cuts += _ended(bench, fact, rescoped.effective_at, rescoped)
         elif fact.effective_at is not None and (rescoped.effective_at or DAWN) < fact.effective_at:
             rescoped = replace(rescoped, expires_at=fact.effective_at)
         else:
@@ -351,6 +353,17 @@ def _apart(bench: _Bench, rescoped: Fact) -> tuple[Fact, list[FactChange]]:
     if over(rescoped, bench.now):
         rescoped = replace(rescoped, status=Status.EXPIRED)
     return rescoped, cuts
+
+
+def _ended(bench: _Bench, incumbent: Fact, ends: datetime, rescoped: Fact) -> list[FactChange]:
+    """The incumbent ends there, and so does its evidence; evidence that begins only then has no period left."""
+    changes = [FactChange(fact_id=incumbent.id, expires_at=ends)]
+    for fact in bench.with_evidence([incumbent])[1:]:
+        if (fact.effective_at or DAWN) >= ends:
+            changes.append(FactChange(fact_id=fact.id, status=Status.SUPERSEDED, superseded_by=rescoped.id))
+        elif fact.expires_at is None or fact.expires_at > ends:
+            changes.append(FactChange(fact_id=fact.id, expires_at=ends))
+    return changes
 
 
 _PLANS = {

@@ -8,7 +8,7 @@ period; every weaker one of another value holds until a stronger one that meets 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import cmp_to_key
@@ -35,19 +35,23 @@ class Change(StrEnum):
     WON_RULING = "won_ruling"
     LOST_RULING = "lost_ruling"
     EXPIRED = "expired"
+    REDATED = "redated"
     CORRECTED = "corrected"
     DELETED = "deleted"
 
 
+_DATES = frozenset({Change.EXPIRED, Change.REDATED})
 _OUT = frozenset({Change.HELD, Change.LOST_RULING, Change.CORRECTED, Change.DELETED})
 
 
 @dataclass(frozen=True, slots=True)
 class SlotEvent:
-    """A change of one fact, and when it was recorded."""
+    """A change of one fact, and when it was recorded. ``was``: its ``effective_at`` and ``expires_at`` before, where
+    the change gave it others."""
 
     at: datetime
     change: Change
+    was: tuple[datetime | None, datetime | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +107,11 @@ def _known(record: SlotRecord, known_at: datetime, rules_at: RulesAt) -> _Known 
     fact = record.fact
     if fact.recorded_at > known_at or fact.value is None:
         return None
+    redated = min((e for e in record.events if e.at > known_at and e.was), key=lambda e: e.at, default=None)
+    if redated is not None and redated.was is not None:
+        fact = replace(fact, effective_at=redated.was[0], expires_at=redated.was[1])
     events = sorted((e for e in record.events if e.at <= known_at), key=lambda e: e.at)
-    standing = [e.change for e in events if e.change is not Change.EXPIRED]
+    standing = [e.change for e in events if e.change not in _DATES]
     if standing and standing[-1] in _OUT:
         return None
     ruled_at = max((e.at for e in events if e.change is Change.WON_RULING), default=None)

@@ -14,7 +14,7 @@ from muniment.actors.store.decision_log import microseconds
 from muniment.actors.store.memory_store import known, moment
 from muniment.actors.wire import pack, unpack
 from muniment.policies.authority import Actor
-from muniment.policies.model import ConflictKind, Fact, Scope, Slot
+from muniment.policies.model import ConflictKind, Fact, Scope, Slot, fold
 from muniment.policies.slot_view import OpenConflict, PastRuling
 from muniment.policies.weighing import Rule
 
@@ -23,12 +23,14 @@ OPEN, RESOLVED, WITHDRAWN = "open", "resolved", "withdrawn"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """An entry of an owner's list. ``subject_id``: the fact in use it is about; ``resolution``: how it ended."""
+    """An entry of an owner's list. ``subject_id``: the fact in use it is about; ``user``: whose personal fact that is;
+    ``resolution``: how it ended."""
 
     id: str
     company: str
     kind: ConflictKind
     slot: Slot | None
+    user: str | None
     rule: Rule
     reason: str
     owner: str
@@ -68,7 +70,7 @@ def _row(conflict: Conflict) -> dict[str, Any]:
         "delegate": conflict.delegate,
         "evidence_ids": list(conflict.evidence_ids),
         "resolution": conflict.resolution,
-        "scope": slot.scope if slot else None,
+        "slot": [slot.scope, slot.user, slot.subject, slot.field] if slot else None,
     }
     if proposer is not None:
         body["proposer"] = [proposer.id, sorted(proposer.groups), proposer.may_claim_record]
@@ -78,9 +80,9 @@ def _row(conflict: Conflict) -> dict[str, Any]:
         "kind": conflict.kind.value,
         "status": conflict.status,
         "slot": slot.key if slot else None,
-        "subject": slot.subject if slot else None,
-        "field": slot.field if slot else None,
-        "user": slot.user or None if slot else None,
+        "subject": fold(slot.subject) if slot else None,
+        "field": fold(slot.field) if slot else None,
+        "user": conflict.user,
         "owner": conflict.owner,
         "subject_id": conflict.subject_id,
         "challenger_id": conflict.challenger_id,
@@ -92,13 +94,14 @@ def _row(conflict: Conflict) -> dict[str, Any]:
 
 def _conflict(row: Any) -> Conflict:
     body = unpack(row.body)
-    scope = body["scope"]
+    slot = body["slot"]
     proposer = body.get("proposer")
     return Conflict(
         id=row.id,
         company=row.company,
         kind=ConflictKind(row.kind),
-        slot=Slot(row.company, Scope(scope), row.user or "", row.subject, row.field) if scope else None,
+        slot=Slot(row.company, Scope(slot[0]), *slot[1:]) if slot else None,
+        user=row.user,
         rule=Rule(body["rule"]),
         reason=body["reason"],
         owner=row.owner,
@@ -120,8 +123,10 @@ def put_conflicts(connection: sa.Connection, conflicts: Sequence[Conflict]) -> N
     """Adds conflicts, or writes what changed of those that are there."""
     if not conflicts:
         return
-    ids = [c.id for c in conflicts]
-    there = set(connection.execute(sa.select(t.conflicts.c.id).where(t.conflicts.c.id.in_(ids))).scalars())
+    there: set[str] = set()
+    for start in range(0, len(conflicts), 500):
+        ids = [c.id for c in conflicts[start : start + 500]]
+        there.update(connection.execute(sa.select(t.conflicts.c.id).where(t.conflicts.c.id.in_(ids))).scalars())
     new = [_row(c) for c in conflicts if c.id not in there]
     if new:
         connection.execute(t.conflicts.insert(), new)
@@ -157,19 +162,27 @@ def list_conflicts(
     """Conflicts of a company in the order of their opening, later than the id ``after``."""
     c = t.conflicts.c
     where = [c.company == company, c.id > after]
-    for column, value in ((c.kind, kind), (c.status, status), (c.subject, subject), (c.field, field)):
+    for column, value in ((c.kind, kind), (c.status, status)):
         if value is not None:
             where.append(column == value)
+    for column, value in ((c.subject, subject), (c.field, field)):
+        if value is not None:
+            where.append(column == fold(value))
     query = sa.select(t.conflicts).where(*where).order_by(c.id).limit(limit)
     return [_conflict(row) for row in connection.execute(query)]
 
 
-def about(connection: sa.Connection, company: str, fact_id: str) -> list[Conflict]:
-    """The open conflicts whose subject or challenger a fact is."""
+def about(connection: sa.Connection, company: str, fact_ids: Sequence[str]) -> list[Conflict]:
+    """The open conflicts whose subject or challenger one of these facts is."""
     c = t.conflicts.c
-    involved = sa.or_(c.subject_id == fact_id, c.challenger_id == fact_id)
-    query = sa.select(t.conflicts).where(c.company == company, c.status == OPEN, involved).order_by(c.id)
-    return [_conflict(row) for row in connection.execute(query)]
+    found: dict[str, Conflict] = {}
+    # A query for each column, so that each has an index to go by.
+    for column in (c.subject_id, c.challenger_id):
+        for start in range(0, len(fact_ids), 500):
+            part = column.in_(fact_ids[start : start + 500])
+            query = sa.select(t.conflicts).where(c.company == company, part, c.status == OPEN)
+            found.update({row.id: _conflict(row) for row in connection.execute(query)})
+    return [found[id] for id in sorted(found)]
 
 
 def open_counts(connection: sa.Connection, company: str) -> dict[str, int]:
@@ -192,12 +205,16 @@ def involved(connection: sa.Connection, company: str, ids: Iterable[str]) -> set
     return found
 
 
-def delete_of_user(connection: sa.Connection, company: str, user: str) -> int:
-    """Deletes the conflicts and rulings of a user's personal slots; how many conflicts there were."""
-    c = t.conflicts.c
-    mine = sa.select(c.id).where(c.company == company, c.user == user)
-    connection.execute(t.rulings.delete().where(t.rulings.c.conflict_id.in_(mine)))
-    return connection.execute(t.conflicts.delete().where(c.company == company, c.user == user)).rowcount
+def delete_of_user(connection: sa.Connection, company: str, user: str, slots: Iterable[str]) -> int:
+    """Deletes the conflicts about a user's personal facts, and what was ruled on their slots; how many conflicts."""
+    c, r = t.conflicts.c, t.rulings.c
+    mine = (c.company == company, c.user == user)
+    ruled = {key for key in connection.execute(sa.select(c.slot).where(*mine)).scalars() if key is not None}
+    keys = sorted(ruled | set(slots))
+    for start in range(0, len(keys), 500):
+        part = keys[start : start + 500]
+        connection.execute(t.rulings.delete().where(r.company == company, r.slot.in_(part)))
+    return connection.execute(t.conflicts.delete().where(*mine)).rowcount
 
 
 def get_conflict(connection: sa.Connection, company: str, id: str) -> Conflict | None:
@@ -207,13 +224,13 @@ def get_conflict(connection: sa.Connection, company: str, id: str) -> Conflict |
     return _conflict(row) if row else None
 
 
-def add_ruling(connection: sa.Connection, conflict: Conflict, slot: str, ruling: PastRuling) -> None:
-    """Records what was ruled on a slot."""
+def add_ruling(connection: sa.Connection, company: str, id: str, slot: str, ruling: PastRuling) -> None:
+    """Records what was ruled on a slot; ``id``: of the conflict, or of the fact that corrected another."""
     body = {"winner_key": ruling.winner_key, "losers": sorted(map(list, ruling.losers))}
     connection.execute(
         t.rulings.insert().values(
-            conflict_id=conflict.id,
-            company=conflict.company,
+            id=id,
+            company=company,
             slot=slot,
             at=microseconds(ruling.at),
             body=pack(body),
@@ -227,7 +244,7 @@ def past_rulings(connection: sa.Connection, company: str, slots: Sequence[str]) 
     r = t.rulings.c
     for start in range(0, len(slots), 500):
         part = slots[start : start + 500]
-        query = sa.select(t.rulings).where(r.company == company, r.slot.in_(part)).order_by(r.at, r.conflict_id)
+        query = sa.select(t.rulings).where(r.company == company, r.slot.in_(part)).order_by(r.at, r.id)
         for row in connection.execute(query):
             body = unpack(row.body)
             losers = frozenset((value, source) for value, source in body["losers"])

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from muniment.actors.store.engine import metadata, only_where
 from muniment.actors.wire import pack, unpack
+from muniment.policies.model import fold
 
 GENESIS = bytes(32)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -129,8 +130,8 @@ class DecisionLog:
                     "company": decision.company,
                     "at": microseconds(decision.at),
                     "kind": decision.kind,
-                    "subject": decision.subject,
-                    "field": decision.field,
+                    "subject": None if decision.subject is None else fold(decision.subject),
+                    "field": None if decision.field is None else fold(decision.field),
                     "run_id": decision.run_id,
                     "body": body,
                     "hash": head,
@@ -164,24 +165,29 @@ class DecisionLog:
         """Entries of a company in order of time, stream and number, later than ``after``.
 
         ``equal``: columns (``run_id``, ``subject``, ``field``, ``kind``) that must have this value, or one of these.
+        Subjects and fields compare folded.
         """
         t = self.table
         where = [t.c.company == company, sa.tuple_(t.c.at, t.c.stream, t.c.seq) > sa.tuple_(*map(sa.literal, after))]
-        for name, value in equal.items():
-            if value is not None:
-                where.append(t.c[name].in_(value) if isinstance(value, tuple) else t.c[name] == value)
+        where += self._equal(equal)
         order = (t.c.at, t.c.stream, t.c.seq)
         for row in connection.execute(sa.select(t).where(*where).order_by(*order).limit(limit)):
             yield {**unpack(row.body), "stream": row.stream, "seq": row.seq, "hash": bytes(row.hash).hex()}
 
-    def newest(
-        self, connection: sa.Connection, company: str, kinds: tuple[str, ...], limit: int
-    ) -> list[dict[str, Any]]:
-        """The newest ``limit`` entries of these kinds, newest first."""
+    def newest(self, connection: sa.Connection, company: str, limit: int, **equal: Any) -> list[dict[str, Any]]:
+        """The newest ``limit`` entries, newest first; ``equal``: as in ``entries``."""
         t = self.table
-        where = (t.c.company == company, t.c.kind.in_(kinds))
-        query = sa.select(t).where(*where).order_by(t.c.at.desc(), t.c.stream, t.c.seq.desc()).limit(limit)
+        query = sa.select(t).where(t.c.company == company, *self._equal(equal))
+        query = query.order_by(t.c.at.desc(), t.c.stream, t.c.seq.desc()).limit(limit)
         return [unpack(row.body) for row in connection.execute(query)]
+
+    def _equal(self, equal: dict[str, Any]) -> Iterator[sa.ColumnElement[bool]]:
+        for name, value in equal.items():
+            column = self.table.c[name]
+            if isinstance(value, tuple):
+                yield column.in_(value)
+            elif value is not None:
+                yield column == (fold(value) if name in ("subject", "field") else value)
 
     def verify(self, connection: sa.Connection, company: str | None = None) -> tuple[int, dict[str, Any] | None]:
         """Walks all chains (of one company): the number of entries and the first that does not fit, or None."""

@@ -116,11 +116,12 @@ def _lists(ids: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def delete_facts(connection: sa.Connection, ids: Sequence[str]) -> None:
-    """Deletes facts, their vectors and their derivations for good."""
+    """Deletes facts, their vectors, their derivations and what happened to them for good."""
     for part in _lists(ids):
         connection.execute(t.facts.delete().where(t.facts.c.id.in_(part)))
         connection.execute(t.vectors.delete().where(t.vectors.c.fact_id.in_(part)))
         connection.execute(t.derivations.delete().where(t.derivations.c.child_id.in_(part)))
+        connection.execute(t.fact_events.delete().where(t.fact_events.c.fact_id.in_(part)))
 
 
 def delete_vector(connection: sa.Connection, id: str) -> None:
@@ -199,8 +200,10 @@ def crowded_slots(connection: sa.Connection, company: str) -> list[Slot]:
     return [fact.slot for fact in get_facts(connection, company, ids).values() if fact.slot is not None]
 
 
-def told_facts(connection: sa.Connection, company: str, user: str | None, known_at: datetime, limit: int) -> list[Fact]:
-    """The newest ``limit`` facts of slots that ``user`` may see and that were recorded by ``known_at``."""
+def told_facts(
+    connection: sa.Connection, company: str, user: str | None, known_at: datetime | None, limit: int
+) -> list[Fact]:
+    """The newest ``limit`` facts of slots that ``user`` may see and that were recorded by ``known_at`` (None: now)."""
     f = t.facts.c
     visible = f.user.is_(None) if user is None else sa.or_(f.user.is_(None), f.user == user)
     where = [f.company == company, f.slot.is_not(None), visible]
@@ -252,11 +255,17 @@ def ids_of_user(connection: sa.Connection, company: str, user: str) -> dict[str,
     return {row.id: row.slot for row in connection.execute(query)}
 
 
-def add_events(connection: sa.Connection, company: str, at: datetime, events: Iterable[tuple[str, Change]]) -> None:
-    """Records what happened to facts at ``at``; the same event twice is one."""
+def add_events(connection: sa.Connection, company: str, events: Iterable[tuple[str, SlotEvent]]) -> None:
+    """Records what happened to facts; no two changes of one fact and kind may share an instant."""
     rows = [
-        {"fact_id": id, "at": microseconds(at), "change": change.value, "company": company}
-        for id, change in dict.fromkeys(events)
+        {
+            "fact_id": id,
+            "at": microseconds(event.at),
+            "change": event.change.value,
+            "company": company,
+            "was": None if event.was is None else pack(event.was),
+        }
+        for id, event in events
     ]
     if rows:
         connection.execute(t.fact_events.insert(), rows)
@@ -269,15 +278,20 @@ def get_events(connection: sa.Connection, company: str, ids: Sequence[str]) -> d
     for part in _lists(ids):
         query = sa.select(t.fact_events).where(e.company == company, e.fact_id.in_(part)).order_by(e.at)
         for row in connection.execute(query):
-            found.setdefault(row.fact_id, []).append(SlotEvent(known(row.at), Change(row.change)))
+            was = None if row.was is None else unpack(row.was)
+            event = SlotEvent(known(row.at), Change(row.change), None if was is None else (was[0], was[1]))
+            found.setdefault(row.fact_id, []).append(event)
     return {id: tuple(events) for id, events in found.items()}
 
 
-def children(connection: sa.Connection, company: str, parent: str) -> list[str]:
-    """The ids of what was derived from a fact."""
+def children(connection: sa.Connection, company: str, parents: Sequence[str]) -> list[str]:
+    """The ids of what was derived from these facts."""
+    found: dict[str, None] = {}
     d = t.derivations.c
-    query = sa.select(d.child_id).where(d.company == company, d.parent_id == parent).order_by(d.child_id)
-    return list(connection.execute(query).scalars())
+    for part in _lists(parents):
+        query = sa.select(d.child_id).where(d.company == company, d.parent_id.in_(part)).order_by(d.child_id)
+        found.update(dict.fromkeys(connection.execute(query).scalars()))
+    return sorted(found)
 
 
 def remembered_answer(

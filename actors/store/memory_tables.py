@@ -76,11 +76,12 @@ conflicts = sa.Table(
     sa.Index("conflicts_challenger", "company", "challenger_id"),
 )
 
-#: What an owner ruled on a slot: the winning value's key, and the losing (value, source) pairs, packed.
+#: What an owner ruled on a slot: the winning value's key, and the losing (value, source) pairs, packed. ``id``: of the
+#: conflict, or of the fact that corrected another.
 rulings = sa.Table(
     "rulings",
     metadata,
-    sa.Column("conflict_id", sa.String(64), primary_key=True),
+    sa.Column("id", sa.String(64), primary_key=True),
     sa.Column("company", sa.String(128), nullable=False),
     sa.Column("slot", sa.Text, nullable=False),
     sa.Column("at", sa.BigInteger, nullable=False),
@@ -88,7 +89,8 @@ rulings = sa.Table(
     sa.Index("rulings_slot", "company", "slot"),
 )
 
-#: What happened to a fact that decides whether it counts at a knowledge time (``slot_history.Change``).
+#: What happened to a fact that decides whether it counts at a knowledge time (``slot_history.Change``). ``was``: its
+#: dates before, packed, where the change gave it others.
 fact_events = sa.Table(
     "fact_events",
     metadata,
@@ -96,6 +98,7 @@ fact_events = sa.Table(
     sa.Column("at", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("change", sa.String(16), primary_key=True),
     sa.Column("company", sa.String(128), nullable=False),
+    sa.Column("was", sa.LargeBinary),
     sa.Index("fact_events_company", "company"),
 )
 
@@ -109,6 +112,20 @@ requests = sa.Table(
     sa.Column("expires_at", sa.BigInteger, nullable=False),
     sa.Column("answer", sa.LargeBinary, nullable=False),
     sa.Index("requests_expires", "expires_at"),
+)
+
+#: What owners are still to be told of outside, a row for each message until it has arrived or was given up.
+outbox = sa.Table(
+    "outbox",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("company", sa.String(128), nullable=False),
+    sa.Column("role", sa.String(64), nullable=False),
+    sa.Column("next_at", sa.BigInteger, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Index("outbox_next", "role", "next_at"),
+    sa.Index("outbox_company", "company"),
 )
 
 #: The embedding model the stored vectors are from: one row.
@@ -133,6 +150,7 @@ TABLES = Schema(
         rulings,
         fact_events,
         requests,
+        outbox,
         embedding_model,
         decisions,
         decision_heads,
