@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-stdout = Console()
-stderr = Console(stderr=True)
+# Where the output is a file or a pipe, rows are not folded.
+stdout = Console(width=None if sys.stdout.isatty() else 160)
+stderr = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
 
 COLOURS = {
     "full": "#2a6f97",
