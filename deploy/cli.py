@@ -241,8 +241,8 @@ def demo(
     settings = load(data_dir=data_dir, http={"host": host, "port": port})
     if not log.is_file():
         raise Unavailable(f"there is no file {log}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: a shell's "&" has it ignored
+        signal.signal(number, signal.default_int_handler)
     ours = launcher.find(settings.data_dir) is None
     try:
         if ours:

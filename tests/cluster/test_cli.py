@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
+from muniment.cluster import launcher, processes
 from muniment.policies.errors import Unauthenticated
 from tests.live import Service, muniment
+
+#: Several starts of a service in one test, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(900)
 
 LOG = Path(__file__).parents[1] / "data" / "BGL_2k.log"
 
@@ -100,3 +108,25 @@ def test_the_tour_leaves_no_key_behind(service: Service, tmp_path: Path) -> None
     assert muniment("demo", "--log", log, "--data-dir", service.data_dir).returncode == 0
     with service.client(company="tour") as operator:
         assert operator.keys()["keys"] == []
+
+
+def test_the_tour_stops_the_service_that_it_started(tmp_path: Path) -> None:
+    data_dir, log = tmp_path.resolve() / "data", tmp_path / "some.log"
+    log.write_text("".join(LOG.read_text().splitlines(keepends=True)[:20]))
+    command = [sys.executable, "-m", "muniment.deploy.cli", "demo", "--port", "0", "--log", log, "--data-dir", data_dir]
+    ignoring = ["bash", "-c", "trap '' INT; exec \"$@\"", "-"]  # as a shell without job control starts what ends in "&"
+    try:
+        with subprocess.Popen([*ignoring, *command], stdout=subprocess.PIPE, text=True, start_new_session=True) as tour:
+            assert tour.stdout is not None
+            said = list(iter(tour.stdout.readline, "Serving until Ctrl-C.\n"))
+            assert "0 were here already, 20 are new" in "".join(said)
+            os.killpg(tour.pid, signal.SIGINT)
+            assert tour.wait(timeout=180) == 0
+        assert processes.processes_of(data_dir) == []
+
+        once = muniment(*command[3:], "--once")
+        assert once.returncode == 0, once.stderr
+        assert "20 were here already, 0 are new" in once.stdout
+        assert processes.processes_of(data_dir) == []
+    finally:
+        launcher.stop(data_dir)

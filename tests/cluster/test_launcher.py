@@ -18,6 +18,9 @@ import pytest
 from muniment.cluster import launcher, processes
 from tests.live import Service, muniment, start_service
 
+#: Several starts of a service in one test, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Iterator[Path]:
@@ -112,7 +115,7 @@ def test_a_signal_stops_everything(data_dir: Path, number: signal.Signals) -> No
         assert process.stdout is not None
         assert "ready" in process.stdout.readline()
         os.killpg(process.pid, number)  # as a terminal does: to everybody in the foreground
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=180) == 0
     assert processes.processes_of(data_dir) == []
     assert launcher.find(data_dir) is None
 
@@ -123,7 +126,7 @@ def test_a_signal_during_the_start_leaves_nothing(data_dir: Path) -> None:
         while len(processes.processes_of(data_dir)) < 3:
             assert process.poll() is None
         os.kill(process.pid, signal.SIGTERM)
-        process.wait(timeout=60)
+        process.wait(timeout=180)
     assert processes.processes_of(data_dir) == []
 
 
