@@ -40,6 +40,8 @@ from muniment.policies.fingerprint import effect_key
 from muniment.policies.reservation import State, settled
 
 Answer = dict[str, Any]
+#: The largest integer in a cursor that a store can compare with.
+_MAX_CURSOR_INTEGER = 2**63 - 1
 #: The classification in force of a company's tool, or None.
 ClassificationOf = Callable[[str, str], ToolClassification | None]
 
@@ -374,8 +376,10 @@ def _open_cursor(text: str | None, kinds: tuple[type, ...]) -> Any:
         return None
     try:
         values = msgpack.unpackb(base64.urlsafe_b64decode(text))
-    except (binascii.Error, ValueError, msgpack.exceptions.UnpackException) as error:
+    except (binascii.Error, TypeError, ValueError, msgpack.exceptions.UnpackException) as error:
         raise InvalidInput.at("/cursor", "this is no cursor") from error
     if not isinstance(values, list) or [type(value) for value in values] != list(kinds):
+        raise InvalidInput.at("/cursor", "this is no cursor")
+    if any(isinstance(value, int) and abs(value) > _MAX_CURSOR_INTEGER for value in values):
         raise InvalidInput.at("/cursor", "this is no cursor")
     return tuple(values)

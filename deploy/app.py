@@ -50,8 +50,11 @@ Lists answer `next` where there is more: give it as `cursor`."""
 _CLIENT_GONE = 499
 
 
-def create_app(services: Services, settings: Settings) -> FastAPI:
-    """The application over ``services``; needs neither Ray nor a network."""
+def create_app(services: Services, settings: Settings, names_requests: bool = True) -> FastAPI:
+    """The application over ``services``; needs neither Ray nor a network.
+
+    ``names_requests``: whether answers get an ``X-Request-Id``; Ray Serve gives them one by itself.
+    """
     app = FastAPI(
         title="Muniment",
         version="1",
@@ -81,7 +84,7 @@ def create_app(services: Services, settings: Settings) -> FastAPI:
         return made
 
     app.openapi = openapi  # type: ignore[method-assign]
-    app.add_middleware(Gate, services=services)
+    app.add_middleware(Gate, services=services, names_requests=names_requests)
     return app
 
 
@@ -188,9 +191,10 @@ def _add_problems(app: FastAPI) -> None:
 class Gate:
     """Before anything is routed: the request gets an id, and outside of ``OPEN_PATHS`` its caller is established."""
 
-    def __init__(self, app: ASGIApp, services: Services) -> None:
+    def __init__(self, app: ASGIApp, services: Services, names_requests: bool = True) -> None:
         self.app = app
         self._services = services
+        self._names_requests = names_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI 3."""
@@ -204,7 +208,7 @@ class Gate:
         request.state.request_id = request_id
 
         async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if self._names_requests and message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
 

@@ -16,7 +16,7 @@ from muniment.policies.errors import MalformedBody, TooLarge
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 _STEP = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
-#: No integer that is accepted anywhere is longer; a longer one is read as a float, which is not accepted there.
+#: No integer that is accepted anywhere is longer; a longer one is cut here, and what is left is still too large.
 _MAX_DIGITS = 25
 
 
@@ -71,5 +71,5 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _integer(digits: str) -> int | float:
-    return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
+def _integer(digits: str) -> int:
+    return int(digits[:_MAX_DIGITS])

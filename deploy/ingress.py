@@ -26,7 +26,7 @@ def build(settings: Settings) -> serve.Application:
     def replica() -> FastAPI:
         from muniment.cluster.services import open_services
 
-        return create_app(open_services(settings), settings)
+        return create_app(open_services(settings), settings, names_requests=False)
 
     application: serve.Application = deployment(replica).bind()
     return application

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 import uuid
@@ -10,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -56,6 +58,7 @@ def wrong(response: httpx.Response, status: int) -> list[str]:
         ('"text": "x", "importance": 1e999', "/importance"),
         ('"text": "x", "effective_at": "2026-01-02T03:04:05"', "/effective_at"),
         ('"text": "x", "subject": "acme"', "/field"),
+        ('"text": "x", "subject": "acme", "field": "n", "value": ' + "9" * 30, "/value"),
         ('"text": "x", "colour": "red"', "/colour"),
         ('"text": "x", "scope": "personal", "user": 7', "/user"),
         ('"text": "x", "metadata": {"a": [NaN]}', "/metadata/a/0"),
@@ -109,11 +112,17 @@ def test_bytes_that_are_not_http(service: Service) -> None:
     assert httpx.get(f"{service.url}/healthz").status_code == 200
 
 
+CURSORS = ["x", "AAAA", "k_1", "z" * 2000, "\u00e9", "kwAAAA==", "k8////////////8BAQ==", "gZAB"] + [
+    base64.urlsafe_b64encode(msgpack.packb(values)).decode()  # integers that no store can compare with
+    for values in ([2**64 - 1, b""], [2**63, "s", 1, 1], [1, "s", 2**64 - 1, 1], [1, "s", 1, 2**63])
+]
+
+
 def test_cursors_of_nobody(http: httpx.Client) -> None:
     for endpoint in ENDPOINTS:
         if endpoint.model is not None and "cursor" in endpoint.model.model_fields and endpoint.method == "GET":
             path = endpoint.route.format(**dict.fromkeys(endpoint.parameters, "x"))
-            for cursor in ("x", "AAAA", "k_1", "z" * 2000, "\u00e9", "kwAAAA==", "k8////////////8BAQ=="):
+            for cursor in CURSORS:
                 assert http.get(path, params={"cursor": cursor}).status_code in (200, 422), (path, cursor)
 
 

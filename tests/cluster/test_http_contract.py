@@ -95,6 +95,12 @@ def test_nothing_answers_without_a_key_but_the_probes_and_the_documents(service:
     assert anybody.http.get("/docs").status_code == 200
 
 
+def test_an_answer_has_one_request_id(service: Service) -> None:
+    for headers in ({}, {"X-Request-Id": "run-7.1"}):
+        response = Api(service, None).http.get("/v1/nothing", headers=headers)
+        assert response.headers.get_list("x-request-id") == [response.json()["request_id"]]
+
+
 def test_facts_are_told_recalled_and_listed(api: Open) -> None:
     agent = api("agent", "admin", sources=["system_of_record"])
     told = agent.remember(
