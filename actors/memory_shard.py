@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from muniment.actors.clock import Clock, system_clock
 from muniment.actors.history_recall import recall_history
+from muniment.actors.index_check import differing
 from muniment.actors.ports import Record
 from muniment.actors.recall import Candidate, RecallPlan, recall
 from muniment.actors.slot_rulings import SlotRulings
@@ -33,6 +34,8 @@ from muniment.policies.retention import RetentionSettings
 from muniment.policies.routing import Decision, GateDecision, Reason, RecallProfile
 
 T = TypeVar("T")
+#: Facts that ``verify`` names at the most.
+_WRONG_SHOWN = 100
 #: What stands for the tier of an answer out of the slots' history.
 HISTORY = "history"
 #: Why an answer may not be the newest: the store is away, and memory answered alone.
@@ -65,6 +68,7 @@ class MemoryShard:
             "erase_company",
             "warm",
             "stats",
+            "verify",
         }
     )
 
@@ -225,6 +229,27 @@ class MemoryShard:
             "commits": self._committer.groups,
             "writes": self._committer.writes,
         }
+
+    async def verify(self) -> Record:
+        """Compares the indexes of what is loaded with the store: ``{companies, facts, wrong}``, ids of facts."""
+        answer: Record = {"companies": 0, "facts": 0, "wrong": []}
+        for company in list(self._tenants):
+            compared: list[tuple[int, list[str]]] = []
+
+            def body(connection: sa.Connection, company: str = company) -> list[store.Stored]:
+                return list(store.indexed_facts(connection, company))
+
+            def after(stored: list[store.Stored], company: str = company, compared: list[Any] = compared) -> None:
+                tenant = self._tenants.get(company)
+                if tenant is not None and company not in self._stale:
+                    compared.append((len(stored), differing(tenant, stored)))
+
+            await asyncio.wrap_future(self._committer.submit(body, after))
+            for count, wrong in compared:
+                answer["companies"] += 1
+                answer["facts"] += count
+                answer["wrong"] += wrong[: _WRONG_SHOWN - len(answer["wrong"])]
+        return answer
 
     def close(self) -> None:
         """Commits what is queued, saves usage counts and ends the threads."""

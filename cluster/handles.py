@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from muniment.actors.wire import pack, unpack
-from muniment.policies.errors import DeadlineExceeded, MunimentError, Unavailable
+from muniment.policies.errors import DeadlineExceeded, Fenced, MunimentError, Unavailable
 
 #: How long a call may wait through an actor's restart.
 DEADLINE_SECONDS = 30.0
@@ -50,9 +50,9 @@ class ActorHandle:
             while True:
                 try:
                     return _answer(await self._send(request, deadline))
-                except (RayActorError, _NoActor) as error:
+                except (RayActorError, _NoActor, Fenced) as error:
                     if not isinstance(error, ActorUnavailableError):
-                        self._actor = None
+                        self._actor = None  # dead, or replaced: another one has the name, or will have it
                     if time.monotonic() + _RETRY_SECONDS >= deadline:
                         raise Unavailable(f"{self.name} cannot be reached", retry_after_seconds=2) from error
                     await asyncio.sleep(_RETRY_SECONDS)

@@ -39,7 +39,7 @@ from muniment.actors.wire import unpack
 from muniment.cluster.coalescer import Coalescer
 from muniment.cluster.key_places import KeyPlaces
 from muniment.policies.effect_gate import Verdict
-from muniment.policies.errors import DeadlineExceeded, Fenced, MunimentError, Unavailable
+from muniment.policies.errors import DeadlineExceeded, Fenced, MunimentError, StoreUnavailable, Unavailable
 from muniment.policies.fingerprint import key_partition, route_partition
 from muniment.policies.partitioning import assign
 
@@ -125,6 +125,8 @@ class LedgerHandle:
             try:
                 return await self._coalescer.submit(pack_op(op))
             except (Unavailable, Fenced) as error:
+                if isinstance(error, StoreUnavailable):
+                    raise  # the ledger is there, and waiting for it does not help
                 now = asyncio.get_running_loop().time()
                 give_up = give_up or now + self._deadline_seconds
                 if now + _RETRY_SECONDS >= give_up:

@@ -38,6 +38,7 @@ _POLL_SECONDS = 0.2
 
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of the service.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+OneCompany = Annotated[str | None, typer.Option("--company", help="Only this company.", show_default=False)]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.", show_default="8000")]
 
@@ -210,6 +211,60 @@ def migrate(data_dir: DataDir = None) -> None:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     prepare_stores(settings, upgrade=True)
     console.print("the tables are those of this version", highlight=False)
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="The archive to write.")],
+    company: OneCompany = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write what there is of a company, or of all, into an archive; the service may run meanwhile."""
+    from muniment.cluster.archives import export_to
+
+    counts = export_to(load(data_dir=data_dir), file, company)
+    console.print(f"{counts['companies']} companies, {counts.total()} rows: {file}", highlight=False, soft_wrap=True)
+
+
+@app.command("import")
+def import_(file: Annotated[Path, typer.Argument(help="An archive.")], data_dir: DataDir = None) -> None:
+    """Bring in the companies of an archive. What broke off is finished by repeating."""
+    from muniment.cluster.archives import import_from
+
+    settings = load(data_dir=data_dir)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    with console.status("reading the archive") as status:
+        done = 0
+
+        def progress(rows: int) -> None:
+            nonlocal done
+            done += rows
+            status.update(f"{done} rows")
+
+        counts = import_from(settings, file, progress)
+    console.print(f"{counts['companies']} companies, {counts.total()} rows were new", highlight=False)
+
+
+@app.command()
+def verify(company: OneCompany = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Check that the store holds together, and where the service runs its indexes; status 1 where they do not."""
+    from muniment.cluster.archives import verify_indexes, verify_stores
+
+    settings = load(data_dir=data_dir)
+    report = verify_stores(settings, company)
+    if launcher.find(settings.data_dir) is not None:
+        report["indexes"] = verify_indexes(settings.data_dir)
+        report["intact"] &= not report["indexes"]["wrong"]
+    if as_json:
+        print(json.dumps(report))
+    else:
+        console.print("intact" if report["intact"] else "not intact")
+        for name in ("checked", "wrong", "indexes"):
+            for what, count in report.get(name, {}).items():
+                console.print(f"{name:>8}  {what}: {count}", highlight=False, soft_wrap=True, markup=False)
+        for problem in report["problems"]:
+            console.print(f"{problem['problem']}: {problem['where']}", style="red", soft_wrap=True, markup=False)
+    raise typer.Exit(0 if report["intact"] else 1)
 
 
 @app.command()

@@ -149,11 +149,16 @@ class Stores:
 
     def __init__(self, folder: Path, server: Postgres | None = None) -> None:
         self._folder = folder
+        self._server = server
         self._one = None if server is None else server.new_store()
 
     def url(self, database: str) -> str:
         """The address of "memory", "effects" or "control"; in PostgreSQL they are one."""
         return self._one or sqlite_url(self._folder / f"{database}.db")
+
+    def another(self, folder: Path) -> Stores:
+        """Other empty databases of the same kind."""
+        return Stores(folder, self._server)
 
     def hasten(self, engine: sa.Engine) -> sa.Engine:
         """The engine, which no longer waits for the disk."""

@@ -52,7 +52,8 @@ def _us(value: datetime | None) -> int | None:
     return None if value is None else microseconds(value)
 
 
-def _row(fact: Fact) -> dict[str, Any]:
+def fact_row(fact: Fact) -> dict[str, Any]:
+    """The columns of a fact that say what the fact says."""
     return {
         "id": fact.id,
         "company": fact.company,
@@ -72,7 +73,7 @@ def insert_facts(connection: sa.Connection, stored: Sequence[Stored]) -> None:
     """Adds facts with their vectors and what they are derived from."""
     if not stored:
         return
-    connection.execute(t.facts.insert(), [{**_row(s.fact), "tier": s.tier, "usage": s.usage} for s in stored])
+    connection.execute(t.facts.insert(), [{**fact_row(s.fact), "tier": s.tier, "usage": s.usage} for s in stored])
     connection.execute(
         t.vectors.insert(), [{"fact_id": s.fact.id, "company": s.fact.company, "vector": s.vector} for s in stored]
     )
@@ -87,7 +88,7 @@ def insert_facts(connection: sa.Connection, stored: Sequence[Stored]) -> None:
 
 def update_facts(connection: sa.Connection, facts: Iterable[Fact]) -> None:
     """Writes facts that are there anew; not where they are indexed, nor how often they were returned."""
-    rows = [_row(fact) for fact in facts]
+    rows = [fact_row(fact) for fact in facts]
     if rows:
         values: dict[str, Any] = {
             name: sa.bindparam(name) for name in rows[0] if name not in ("id", "company", "recorded_at")
