@@ -148,6 +148,8 @@ class SlotAudit:
         rules_for: Callable[[Slot], SlotRules],
     ) -> dict[str, Any] | None:
         inputs = entry["inputs"]
+        if "challenger" not in inputs:  # a fact that was moved into an empty slot: there was nothing to weigh
+            return None
         named = [inputs["challenger"], *inputs["incumbents"], *inputs["evidence"]]
         facts = memory_store.get_facts(connection, company, [f["id"] for f in named])
         challenger = facts.get(inputs["challenger"]["id"])

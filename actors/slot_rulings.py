@@ -6,6 +6,7 @@ As in ``SlotWriter``, everything runs on the shard's writing thread, inside a tr
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,7 +18,7 @@ from muniment.actors.slot_writer import SlotWriter, Written
 from muniment.actors.store import conflict_store
 from muniment.actors.store.conflict_store import OPEN, RESOLVED, Conflict
 from muniment.actors.tenant import Tenant
-from muniment.actors.wire import fact_to_dict
+from muniment.actors.wire import fact_to_dict, to_rfc3339
 from muniment.policies.authority import key_of, losing_pair, may_rule
 from muniment.policies.errors import AlreadyRuled, Forbidden, InvalidInput, NotFound, StateConflict
 from muniment.policies.model import Fact, Scope, Slot, Source, SourceKind, Status
@@ -288,4 +289,5 @@ def _shown(resolution: Record | None) -> Record | None:
     """The resolution as plain JSON, for an error's fields."""
     if resolution is None:
         return None
-    return {name: str(value) if name == "at" else value for name, value in resolution.items() if value is not None}
+    shown = {name: value for name, value in resolution.items() if value is not None}
+    return {name: to_rfc3339(value) if isinstance(value, datetime) else value for name, value in shown.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import unicodedata
 import uuid
@@ -356,8 +357,22 @@ def test_conflicts_from_held_to_ruled(api: Open) -> None:
     owner("POST", path, {"decision": "accept_challenger", "note": "she said so"})
     second = owner("POST", path, {"decision": "keep_incumbent"}, expect=409)
     assert second["code"] == "already_ruled"
+    assert second["resolution"]["decision"] == "accept_challenger"
+    assert re.fullmatch(r"[0-9-]+T[0-9:.]+Z", second["resolution"]["at"])
     assert owner("GET", "/v1/facts", subject="acme", field="contact")["current"]["value"] == "Lee"
     assert owner("GET", "/v1/decisions", subject="acme", field="contact")["decisions"]
+
+
+def test_a_policy_is_simulated_over_a_fact_that_a_ruling_moved(api: Open) -> None:
+    admin, owner, curator = api("admin"), api("owner", user="ana"), api("curator")
+    admin.remember(contact("Dana"))
+    [held] = admin.remember(contact("Lee"))
+    path = f"/v1/conflicts/{held['conflict_id']}/resolution"
+    owner("POST", path, {"decision": "both_valid", "rescope": {"subject": "acme west"}})
+    assert owner("GET", "/v1/facts", subject="acme west", field="contact")["current"]["value"] == "Lee"
+    simulated = curator("POST", "/v1/policies/precedence/simulate", {"policy": {}})
+    assert simulated["decisions"] == []
+    assert simulated["examined"]["decisions"] > 0
 
 
 def test_precedence_is_read_replaced_simulated_and_audited(api: Open) -> None:
