@@ -123,7 +123,7 @@ class ReservationRequest(Request):
 
 
 class EffectsQuery(Page):
-    """A list of keys and their state, newest first."""
+    """A list of keys and their state; what is reserved comes oldest first."""
 
     state: Literal["reserved", "confirmed", "released", "lapsed"] | None = None
     area: Name | None = None

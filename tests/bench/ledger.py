@@ -263,7 +263,6 @@ def many_keys(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     rows, ledgers = [], []
     for number, count in enumerate(args.keys):
         url = sqlite_url(folder / f"keys-{count}.db")
-        fill(url, count)
         name = f"{LEDGER}-keys-{number}"
         create_ledger(url, number, namespace=NAMESPACE, name=name)
         started = asyncio.run(_with(Muniment(name), _first_answer))
@@ -328,6 +327,8 @@ def main() -> None:
     args = parser.parse_args()
     with TemporaryDirectory(prefix="muniment-bench-", dir=args.dir) as name:
         folder = Path(name)
+        for count in args.keys or []:
+            fill(sqlite_url(folder / f"keys-{count}.db"), count)
         ray.init(address="local", num_cpus=4, include_dashboard=False, namespace=NAMESPACE, logging_level="ERROR")
         try:
             rows = many_keys(folder, args) if args.keys else compare(folder, args)

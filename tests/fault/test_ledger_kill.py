@@ -24,10 +24,9 @@ from muniment.actors.dedupe_ledger import DedupeLedger
 from muniment.actors.ledger_ops import Confirm, Op, Propose, Proposed, Renew, Result, Token
 from muniment.actors.store import effect_store
 from muniment.actors.store.engine import open_engine, sqlite_url
-from muniment.cluster import launcher, processes
 from muniment.cluster.ledger_actor import LedgerActor, create_ledger
 from muniment.cluster.ledger_handle import LedgerHandle
-from muniment.cluster.settings import load
+from muniment.cluster.settings import Settings
 from muniment.policies.errors import MunimentError, StaleReservation
 from muniment.policies.fingerprint import effect_key, parse_key_paths
 
@@ -73,24 +72,14 @@ class DyingActor(LedgerActor):
         return os.getpid()
 
 
-@pytest.fixture(scope="module")
-def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The namespace of a running Ray: that of the session where there is one."""
+@pytest.fixture
+def ledger(ray_cluster: Settings, tmp_path: Path) -> Iterator[Ledger]:
+    # The workers cannot import this module.
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    if ray.is_initialized():
-        yield ray.get_runtime_context().namespace
-        return
-    settings = load(data_dir=tmp_path_factory.mktemp("ray").resolve())
-    before = dict(os.environ)
-    os.environ.update(launcher.environment(settings))
-    launcher.start_ray(settings)
-    try:
-        yield settings.ray.namespace
-    finally:
-        ray.shutdown()
-        processes.sweep(settings.data_dir)
-        os.environ.clear()
-        os.environ.update(before)
+    made = Ledger(ray_cluster.ray.namespace, tmp_path)
+    yield made
+    ray.kill(made.actor)
+    made.engine.dispose()
 
 
 class Ledger:
@@ -117,14 +106,6 @@ class Ledger:
     def verify(self) -> Any:
         with self.engine.connect() as connection:
             return effect_store.decision_log.verify(connection)[1]
-
-
-@pytest.fixture
-def ledger(namespace: str, tmp_path: Path) -> Iterator[Ledger]:
-    made = Ledger(namespace, tmp_path)
-    yield made
-    ray.kill(made.actor)
-    made.engine.dispose()
 
 
 async def propose(handle: LedgerHandle, what: str, run: str, wait: float = 0) -> Proposed:
