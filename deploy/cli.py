@@ -51,6 +51,8 @@ def main() -> None:
         _fail(error.detail or error.code)
     except httpx.HTTPError as error:
         _fail(f"the service does not answer: {error or type(error).__name__}")
+    except OSError as error:  # a folder that cannot be made, a full disk
+        _fail(f"{error.filename or 'system'}: {error.strerror or error}")
 
 
 def _fail(message: str) -> None:

@@ -61,6 +61,15 @@ def test_a_failure_is_one_clear_line(service: Service, command: tuple[str, ...],
     assert says in tried.stderr
 
 
+def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for flags in ((), ("--detach",)):
+        tried = muniment("up", *flags, "--port", "0", "--data-dir", tmp_path / "file" / "below")
+        assert tried.returncode == 1
+        assert tried.stderr.count("\n") == 1
+        assert str(tmp_path) in tried.stderr
+
+
 def test_commands_say_that_no_service_runs(tmp_path: Path) -> None:
     for command in (("key", "list", "--company", "c"), ("key", "create", "--company", "c", "--roles", "agent")):
         tried = muniment(*command, "--data-dir", tmp_path)
