@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 keys = typer.Typer(help="Make, list and revoke keys.", no_args_is_help=True)
 app.add_typer(keys, name="key")
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 160)  # in a file or a pipe, rows are not folded
 errors = Console(stderr=True)
 
 READY_SECONDS = 300.0
@@ -282,6 +282,25 @@ def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
             mark = {"ok": "[green]ok  [/]", "warning": "[yellow]warn[/]", "error": "[red]bad [/]"}[finding.level]
             console.print(f"{mark} {finding.what}: {finding.detail}", highlight=False, soft_wrap=True)
     raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)
+
+
+@app.command("export-models")
+def export_models(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Export the models for ONNX Runtime (int8), as the first start does; what is there and whole stays."""
+    from muniment.actors.onnx_models import Kind, builds
+
+    workers = load(data_dir=data_dir).workers
+    wanted: list[tuple[Kind, str]] = [("embedder", workers.model)]
+    if workers.reranker != "none":
+        wanted.append(("reranker", workers.reranker))
+    with errors.status("exporting the models"):
+        folders = builds(wanted, workers.cache_dir)
+    made = {kind: str(folder) for (kind, _), folder in zip(wanted, folders, strict=True)}
+    if as_json:
+        print(json.dumps(made))
+    else:
+        for kind, folder in made.items():
+            console.print(f"{kind}: {folder}", highlight=False, soft_wrap=True)
 
 
 @app.command()

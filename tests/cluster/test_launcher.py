@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,6 +126,7 @@ def test_a_signal_during_the_start_leaves_nothing(data_dir: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         while len(processes.processes_of(data_dir)) < 3:
             assert process.poll() is None
+            time.sleep(0.05)
         os.kill(process.pid, signal.SIGTERM)
         process.wait(timeout=180)
     assert processes.processes_of(data_dir) == []
