@@ -36,6 +36,8 @@ OPERATOR_KEY_FILE = "operator.key"
 TOKEN_FILE = "ray.token"
 _LOCK_FILE = "service.lock"
 _STOP_SECONDS = 30.0
+#: Ray gives a node 30 s to come up, which a very busy machine exceeds.
+_RAY_ATTEMPTS = 3
 _LONGEST_TEMPORARY_FOLDER = 20
 
 
@@ -231,24 +233,29 @@ def start_ray(settings: Settings) -> str:
     """A local Ray of this process, or a connection to the cluster the settings name. Returns the address."""
     if settings.ray.address is not None:
         return connect_ray(settings.ray.address, settings.ray.namespace)
-    folder = _ray_folder(settings.data_dir)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
     ray = _import_ray()
-    try:
-        context = ray.init(
-            address="local",
-            num_cpus=settings.ray.num_cpus,
-            object_store_memory=settings.ray.object_store_bytes,
-            include_dashboard=False,
-            namespace=settings.ray.namespace,
-            log_to_driver=False,
-            configure_logging=False,
-            _temp_dir=str(folder),
-        )
-    except Exception as error:  # a bare one where Ray's node is not there within 30 s
-        raise Unavailable(f"Ray does not start: {error}") from error
-    return str(context.address_info["address"])
+    failure: Exception | None = None
+    for _ in range(_RAY_ATTEMPTS):
+        folder = _ray_folder(settings.data_dir)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        try:
+            context = ray.init(
+                address="local",
+                num_cpus=settings.ray.num_cpus,
+                object_store_memory=settings.ray.object_store_bytes,
+                include_dashboard=False,
+                namespace=settings.ray.namespace,
+                log_to_driver=False,
+                configure_logging=False,
+                _temp_dir=str(folder),
+            )
+            return str(context.address_info["address"])
+        except Exception as error:  # noqa: BLE001 - Ray has no class for a node that is not up within its 30 s
+            failure = error
+            ray.shutdown()
+            processes.sweep(settings.data_dir)
+    raise Unavailable(f"Ray does not start: {failure}") from failure
 
 
 def _import_ray() -> Any:

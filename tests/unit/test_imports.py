@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = ("policies", "actors", "cluster", "deploy")
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 #: What a pure decision may not use: the world, its clock, its chance, its log.
-IMPURE = {"ray", "asyncio", "io", "logging", "os", "pathlib", "random", "secrets", "socket", "sqlalchemy"}
+IMPURE = {"ray", "asyncio", "io", "logging", "os", "pathlib", "secrets", "socket", "sqlalchemy"}
 
 
 def imported(path: Path) -> Iterator[tuple[str, int]]:
@@ -48,6 +48,19 @@ def test_no_ray_below_cluster(path: Path) -> None:
 )
 def test_policies_are_pure(path: Path) -> None:
     assert not [(name, line) for name, line in imported(path) if name.split(".")[0] in IMPURE]
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p.relative_to(ROOT).parts[0] == "policies"], ids=lambda p: p.stem
+)
+def test_chance_comes_into_policies_as_an_argument(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random":
+            assert node.attr == "Random", f"line {node.lineno}: random.{node.attr}"
+            assert id(node) not in called, f"line {node.lineno}: a generator is made here"
+        assert not (isinstance(node, ast.ImportFrom) and node.module == "random")
 
 
 @pytest.mark.parametrize("statement", ["import muniment.cluster", "from muniment.cluster import Client, AsyncClient"])
