@@ -205,9 +205,11 @@ class EffectService:
         at = f"/effects/{i}"
         if item.confirmed_at is not None and item.confirmed_at > now:
             raise InvalidInput.at(f"{at}/confirmed_at", "lies in the future")
+        area = _confined(principal.area, item.area, f"{at}/area")
+        agent = _confined(principal.agent, item.agent, f"{at}/agent")
         classification = self._keyed(company, item.tool, f"{at}/tool")
         try:
-            key = _key_of(company, item.area, item.agent, classification, item.arguments)
+            key = _key_of(company, area, agent, classification, item.arguments)
         except InvalidInput as error:
             raise type(error)(
                 error.detail,
@@ -216,8 +218,8 @@ class EffectService:
         return Import(
             key=key,
             company=company,
-            area=item.area,
-            agent=item.agent,
+            area=area,
+            agent=agent,
             tool=item.tool,
             actor=principal.actor,
             decision_id=new_id("d", now),

@@ -171,6 +171,18 @@ def test_a_curator_forgets_and_imports(world: World) -> None:
     assert caught.value.fields["errors"][0]["pointer"] == "/effects/1/arguments/owner/name"
 
 
+@pytest.mark.parametrize("bound", [{"area": "sales"}, {"agent": "mailer"}], ids=["to an area", "to an agent"])
+def test_a_bound_curator_imports_and_forgets_only_there(service: Service, world: World, bound: dict[str, str]) -> None:
+    effect = {"area": "ops", "agent": "triage", "tool": TOOL, "arguments": ARGUMENTS}
+    with service.client(service.key(world.company, "curator", **bound)) as curator:
+        with pytest.raises(Forbidden):
+            curator.import_effects([{**effect, **bound}, effect])
+        with pytest.raises(Forbidden):
+            curator.forget(**effect, reason="not mine")
+        assert curator.import_effects([{**effect, **bound}])["imported"] == 1
+    assert world.propose("r")["verdict"] == "allow"
+
+
 @pytest.mark.parametrize("token", ["", "nonsense", "A" * 76])
 def test_what_is_no_token(world: World, token: str) -> None:
     expected = StaleReservation if len(token) == 76 else InvalidInput
