@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from muniment.actors.history_recall import recall_history
 from muniment.actors.index_check import differing
 from muniment.actors.ports import Record
 from muniment.actors.recall import Candidate, RecallPlan, recall
+from muniment.actors.residency import Residency, weight
 from muniment.actors.slot_rulings import SlotRulings
 from muniment.actors.slot_writer import Policies, SlotWriter, Written
 from muniment.actors.store import memory_store as store
@@ -28,7 +30,7 @@ from muniment.actors.store.group_commit import GroupCommitter
 from muniment.actors.tenant import Tenant, Visibility, resident_of
 from muniment.actors.tier_index import Kind
 from muniment.actors.wire import fact_to_dict
-from muniment.policies.errors import Fenced, StoreUnavailable
+from muniment.policies.errors import Fenced, Overloaded, StoreUnavailable
 from muniment.policies.model import Scope, Slot, Tier
 from muniment.policies.retention import RetentionSettings
 from muniment.policies.routing import Decision, GateDecision, Reason, RecallProfile
@@ -49,6 +51,9 @@ class ShardSettings:
     l1_capacity: int = 500
     l2_capacity: int = 5000
     index: Kind = "auto"
+    #: About how much memory loaded companies may take, and how long one that nobody asks for stays; 0: for good.
+    loaded_bytes: int = 2 * 1024**3
+    idle_seconds: float = 0.0
     retention: RetentionSettings = field(default_factory=RetentionSettings)
 
 
@@ -82,6 +87,7 @@ class MemoryShard:
     ) -> None:
         self._engine = engine
         self._settings = settings or ShardSettings()
+        self._residency = Residency(self._settings.loaded_bytes, self._settings.idle_seconds)
         self._policies = policies
         self._tenants: dict[str, Tenant] = {}
         self._loads: dict[str, asyncio.Task[Tenant]] = {}
@@ -290,7 +296,8 @@ class MemoryShard:
             tenant.apply(written.changes)
             self._unsure.discard(company)
 
-        written, _ = await asyncio.wrap_future(self._committer.submit(body, after))
+        written, tenant = await asyncio.wrap_future(self._committer.submit(body, after))
+        self._used(company, tenant)
         return written.answer
 
     def _save_usage(self, connection: sa.Connection, company: str) -> None:
@@ -309,15 +316,37 @@ class MemoryShard:
         if self._committer.fenced:
             raise Fenced("this instance was replaced")
         tenant = self._tenants.get(company)
-        if tenant is not None and company not in self._stale:
-            return tenant
-        try:
-            with available():
-                return await self._loaded(company, dimension)
-        except StoreUnavailable:
-            if tenant is None:
-                raise
-            return tenant
+        if tenant is None or company in self._stale:
+            try:
+                with available():
+                    tenant = await self._loaded(company, dimension)
+            except StoreUnavailable:
+                if tenant is None:
+                    raise
+        self._used(company, tenant)
+        return tenant
+
+    def _used(self, company: str, tenant: Tenant) -> None:
+        """The company was used; others may have to make room for it."""
+        facts = sum(tenant.sizes().values())
+        self._residency.used(company, weight(facts, tenant.spaces[Tier.L1].index.dimension))
+        for idle in self._residency.leaving():
+            self._residency.gone(idle)
+            self._unload(idle)
+
+    def _unload(self, company: str) -> None:
+        """Between two writes, and once its usage counts are stored; while the store is away, it stays."""
+
+        def body(connection: sa.Connection) -> Tenant | None:
+            self._save_usage(connection, company)
+            return self._tenants.get(company)
+
+        def after(tenant: Tenant | None) -> None:
+            if tenant is not None and self._tenants.get(company) is tenant:
+                self._drop(company)
+
+        with suppress(Overloaded, StoreUnavailable, Fenced):
+            self._committer.submit(body, after)
 
     async def _loaded(self, company: str, dimension: int) -> Tenant:
         if company not in self._loads:

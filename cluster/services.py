@@ -109,5 +109,11 @@ def open_shard(settings: Settings, number: int) -> MemoryShard:
         engine,
         f"shard-{number}",
         PolicyBook(ControlStore(settings.store_url("control"))),
-        ShardSettings(l1_capacity=memory.l1_capacity, l2_capacity=memory.l2_capacity, index=memory.index),
+        ShardSettings(
+            l1_capacity=memory.l1_capacity,
+            l2_capacity=memory.l2_capacity,
+            index=memory.index,
+            loaded_bytes=memory.loaded_bytes,
+            idle_seconds=memory.idle_seconds,
+        ),
     )

@@ -82,6 +82,12 @@ class MemorySettings(Group):
     index: Literal["auto", "flat", "hnsw"] = Field(
         "auto", description="Vector index of a tier: exact, approximate, or by size."
     )
+    loaded_bytes: int = Field(
+        2 * 1024**3, ge=1024**2, description="About how much memory the companies that a shard has loaded may take."
+    )
+    idle_seconds: float = Field(
+        3600, ge=0, description="How long a company that nobody asks for stays loaded; 0: until memory is needed."
+    )
 
 
 class EffectSettings(Group):
