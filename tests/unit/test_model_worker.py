@@ -42,6 +42,11 @@ def rows(data: bytes) -> list[float]:
     return np.frombuffer(data, np.float32).reshape(-1, 2)[:, 0].tolist()
 
 
+def still(model: CountingModel, **options: Any) -> ModelWorker:
+    """A worker for which no time passes, so that how much it takes at once does not depend on the machine."""
+    return ModelWorker(model, model, clock=lambda: 0.0, **options)
+
+
 async def held(model: CountingModel, worker: ModelWorker) -> asyncio.Task[bytes]:
     """A request that the model is busy with until the gate opens."""
     model.gate.clear()
@@ -53,7 +58,7 @@ async def held(model: CountingModel, worker: ModelWorker) -> asyncio.Task[bytes]
 def test_what_gathers_while_the_model_runs_becomes_one_batch_in_order() -> None:
     async def scenario() -> None:
         model = CountingModel()
-        worker = ModelWorker(model, None)
+        worker = still(model)
         first = await held(model, worker)
         tasks = [asyncio.create_task(worker.embed(["x" * n])) for n in range(1, 21)]
         await asyncio.sleep(0)
@@ -68,7 +73,7 @@ def test_what_gathers_while_the_model_runs_becomes_one_batch_in_order() -> None:
 def test_queries_go_before_bulk_ingest_and_batches_are_bounded() -> None:
     async def scenario() -> None:
         model = CountingModel()
-        worker = ModelWorker(model, None, max_batch=4)
+        worker = still(model, max_batch=4)
         first = await held(model, worker)
         bulk = asyncio.create_task(worker.embed(["bulk"] * 10, Priority.INGEST))
         await asyncio.sleep(0)
@@ -84,12 +89,14 @@ def test_queries_go_before_bulk_ingest_and_batches_are_bounded() -> None:
 def test_a_full_queue_is_refused_and_a_failure_reaches_all_its_callers() -> None:
     async def scenario() -> None:
         model = CountingModel()
-        worker = ModelWorker(model, None, max_queued_items=3)
+        worker = still(model, max_queued_items=3)
         first = await held(model, worker)
         waiting = [asyncio.create_task(worker.embed([text])) for text in ("a", "boom")]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded):
             await worker.embed(["b", "c"])
+        with pytest.raises(Overloaded):
+            await worker.embed(["b", "c"], Priority.INGEST)
         model.gate.set()
         await first
         for failed in await asyncio.gather(*waiting, return_exceptions=True):
@@ -100,10 +107,48 @@ def test_a_full_queue_is_refused_and_a_failure_reaches_all_its_callers() -> None
     asyncio.run(scenario())
 
 
+def test_a_run_takes_what_fits_into_a_slice_of_time() -> None:
+    async def scenario() -> None:
+        model = CountingModel()
+        ticks = iter(range(1_000))
+        # A run of the first lone text takes a tick of 10 ms: five texts a slice.
+        worker = ModelWorker(model, None, clock=lambda: next(ticks) * 0.01)
+        assert rows(await worker.embed(["first"])) == [5.0]
+        first = await held(model, worker)
+        bulk = asyncio.create_task(worker.embed([f"{n:02}" for n in range(7)], Priority.INGEST))
+        await asyncio.sleep(0)
+        model.gate.set()
+        await first
+        assert len(rows(await bulk)) == 7
+        assert [len(batch) for batch in model.batches] == [1, 1, 5, 2]
+
+    asyncio.run(scenario())
+
+
+def test_what_would_wait_too_long_is_refused_and_told_when_to_come_back() -> None:
+    async def scenario() -> None:
+        model = CountingModel()
+        ticks = iter(range(1_000))
+        worker = ModelWorker(model, model, clock=lambda: next(ticks) * 2.0)
+        await worker.embed(["two seconds"])
+        first = await held(model, worker)
+        bulk = asyncio.create_task(worker.embed(["bulk"] * 9, Priority.INGEST))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded) as refused:
+            await worker.embed(["more bulk"], Priority.INGEST)
+        assert refused.value.fields["retry_after_seconds"] == 18
+        query = asyncio.create_task(worker.embed(["bulk takes no place from queries"]))
+        await asyncio.sleep(0)
+        model.gate.set()
+        await asyncio.gather(first, bulk, query)
+
+    asyncio.run(scenario())
+
+
 def test_a_caller_that_went_away_costs_no_work() -> None:
     async def scenario() -> None:
         model = CountingModel()
-        worker = ModelWorker(model, None)
+        worker = still(model)
         first = await held(model, worker)
         gone = asyncio.create_task(worker.embed(["gone"]))
         await asyncio.sleep(0)
