@@ -19,6 +19,19 @@ def test_a_ray_that_does_not_start_is_an_error_of_this_project(tmp_path, monkeyp
     def init(**_: object) -> NoReturn:
         raise kind("The current node timed out during startup.")
 
-    monkeypatch.setattr(launcher, "_import_ray", lambda: SimpleNamespace(init=init))
+    monkeypatch.setattr(launcher, "_import_ray", lambda: SimpleNamespace(init=init, shutdown=lambda: None))
     with pytest.raises(Unavailable, match="Ray does not start: The current node timed out"):
         launcher.start_ray(load(data_dir=tmp_path))
+
+
+def test_a_ray_that_is_late_is_started_again(tmp_path, monkeypatch):
+    answers = [Exception("The current node timed out during startup."), SimpleNamespace(address_info={"address": "a"})]
+
+    def init(**_: object) -> SimpleNamespace:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(launcher, "_import_ray", lambda: SimpleNamespace(init=init, shutdown=lambda: None))
+    assert launcher.start_ray(load(data_dir=tmp_path)) == "a"
