@@ -111,6 +111,7 @@ def start_detached(settings: Settings) -> None:
     """Starts a service that outlives this process, and waits until it is ready. Raises ``Unavailable``."""
     environment = _environment(settings)
     with (settings.data_dir / launcher.LOG_FILE).open("ab") as log:
+        began = log.seek(0, os.SEEK_END)
         process = subprocess.Popen(
             _command(settings),
             env=environment,
@@ -120,18 +121,19 @@ def start_detached(settings: Settings) -> None:
             start_new_session=True,
         )
     try:
-        _wait_until_ready(settings.data_dir, process)
+        _wait_until_ready(settings.data_dir, process, began)
     except BaseException:
         launcher.stop(settings.data_dir)
         raise
 
 
-def _wait_until_ready(data_dir: Path, process: subprocess.Popen[bytes] | None) -> None:
+def _wait_until_ready(data_dir: Path, process: subprocess.Popen[bytes] | None, began: int = 0) -> None:
+    """``began``: where what ``process`` writes into the log begins; before it are the words of others."""
     deadline = time.monotonic() + READY_SECONDS
     with httpx.Client(timeout=5.0) as http:
         while time.monotonic() < deadline:
             if process is not None and process.poll() is not None:
-                lines = (data_dir / launcher.LOG_FILE).read_text(errors="replace").split("\n")
+                lines = (data_dir / launcher.LOG_FILE).read_bytes()[began:].decode(errors="replace").split("\n")
                 said = [line.removeprefix("muniment: ") for line in lines if line.startswith("muniment: ")]
                 raise Unavailable(said[-1] if said else f"it ended at its start; see {data_dir / launcher.LOG_FILE}")
             running = launcher.find(data_dir)
