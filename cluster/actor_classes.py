@@ -22,6 +22,7 @@ from muniment.actors.model_worker import ModelWorker
 from muniment.actors.router import Router
 from muniment.actors.store.engine import available
 from muniment.actors.wire import pack, unpack
+from muniment.cluster import telemetry
 from muniment.cluster.handles import ActorHandle, Remote, WorkerPool
 from muniment.cluster.ledger_actor import create_ledger
 from muniment.cluster.naming import actor_name, actor_names
@@ -39,13 +40,14 @@ NO_MODEL = "none"
 
 
 class _Actor(Generic[Body]):
-    """Answers ``[verb, arguments]`` with ``["ok", value]`` or ``["error", description]``.
+    """Answers ``[verb, arguments, carrier of the caller's span]`` with ``["ok", value]`` or ``["error", description]``.
 
     The body is opened in the background, because an exception from ``__init__`` would kill a restarting actor for
     good; calls wait for it, and where it cannot be opened they get the reason and the next call tries again.
     """
 
     verbs: frozenset[str]
+    part: str
 
     def __init__(self, settings: Settings, number: int) -> None:
         self._settings = settings
@@ -56,9 +58,13 @@ class _Actor(Generic[Body]):
         """Makes the body; runs in a thread of its own and may block."""
         raise NotImplementedError
 
+    def _configured(self) -> Body:
+        telemetry.configure(self._settings.telemetry, f"{self.part}-{self._number}")
+        return self.open()
+
     async def _body(self) -> Body:
         if self._opening is None:
-            self._opening = asyncio.ensure_future(asyncio.to_thread(self.open))
+            self._opening = asyncio.ensure_future(asyncio.to_thread(self._configured))
         opening = self._opening
         try:
             return await asyncio.shield(opening)
@@ -69,11 +75,11 @@ class _Actor(Generic[Body]):
 
     async def call(self, request: bytes) -> bytes:
         """See the class."""
-        verb, arguments = unpack(request)
+        verb, arguments, carrier = unpack(request)
         try:
             if verb not in self.verbs:
                 raise NotFound(f"{type(self).__name__} has no verb {verb!r}")
-            with available():
+            with telemetry.span(f"{self.part}.{verb}", carrier), available():
                 return pack(["ok", await getattr(await self._body(), verb)(**arguments)])
         except MunimentError as error:
             return pack(["error", error.to_wire()])
@@ -86,6 +92,7 @@ class ShardActor(_Actor[MemoryShard]):
     """A ``MemoryShard`` over the memory store."""
 
     verbs = MemoryShard.VERBS
+    part = "shard"
 
     def open(self) -> MemoryShard:
         from muniment.cluster.services import open_shard
@@ -98,6 +105,7 @@ class RouterActor(_Actor[Router]):
     """A ``Router`` over this cluster's workers and shards."""
 
     verbs = Router.VERBS
+    part = "router"
 
     def open(self) -> Router:
         return make_router(self._settings)
@@ -107,6 +115,7 @@ class WorkerActor(_Actor[ModelWorker]):
     """A ``ModelWorker`` with the models that the settings name; without a reranker where it cannot be loaded."""
 
     verbs = frozenset({"embed", "rerank", "describe"})
+    part = "worker"
 
     def open(self) -> ModelWorker:
         return open_worker(self._settings.workers)

@@ -1,7 +1,7 @@
 """Typed handles: how this project calls its Ray actors, and turns Ray's failures into its own errors.
 
-A call is one msgpack ``bytes`` argument (a verb and its arguments) and one ``bytes`` answer, so that errors cross as
-data and nothing is pickled. Every verb may be sent again: reads by nature, writes because they carry a request id.
+A call is one msgpack ``bytes`` argument (a verb, its arguments, the caller's span) and one ``bytes`` answer, so that
+errors cross as data and nothing is pickled. Every verb may be sent again: reads by nature, writes because they carry a request id.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 
 from muniment.actors.model_worker import Priority
 from muniment.actors.wire import pack, unpack
+from muniment.cluster import telemetry
 from muniment.cluster.coalescer import Coalescer
 from muniment.policies.errors import DeadlineExceeded, Fenced, MunimentError, Overloaded, Unavailable
 
@@ -55,7 +56,7 @@ class ActorHandle:
         Raises what the actor raised, ``DeadlineExceeded`` where the answer did not come, ``Unavailable`` where the
         actor could not be reached.
         """
-        request = pack([verb, arguments])
+        request = pack([verb, arguments, telemetry.carrier()])
         deadline = time.monotonic() + deadline_seconds
         while True:
             try:
@@ -149,7 +150,7 @@ class WorkerPool:
         return [vectors[i * size : (i + 1) * size] for i in range(len(items))]
 
     async def _call(self, verb: str, **arguments: Any) -> Any:
-        request = pack([verb, arguments])
+        request = pack([verb, arguments, telemetry.carrier()])
         deadline = time.monotonic() + DEADLINE_SECONDS
         full: set[str] = set()
         while True:

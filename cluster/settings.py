@@ -87,6 +87,12 @@ class MemorySettings(Group):
     index: Literal["auto", "flat", "hnsw"] = Field(
         "auto", description="Vector index of a tier: exact, approximate, or by size."
     )
+    loaded_bytes: int = Field(
+        2 * 1024**3, ge=1024**2, description="About how much memory the companies that a shard has loaded may take."
+    )
+    idle_seconds: float = Field(
+        3600, ge=0, description="How long a company that nobody asks for stays loaded; 0: until memory is needed."
+    )
 
 
 class EffectSettings(Group):
@@ -138,6 +144,22 @@ class AuthSettings(Group):
     )
 
 
+class WebhookSettings(Group):
+    """How owners are told outside what waits for them, at the address that their company's policy names."""
+
+    secret: SecretStr | None = Field(None, description="Signs the requests; without one, none are sent.")
+    hosts: tuple[str, ...] = Field((), description="Host names that may be told; none named: any.")
+    timeout_seconds: float = Field(10, gt=0, le=60, description="How long a receiver may take to answer.")
+
+
+class TelemetrySettings(Group):
+    """Traces, for whoever watches the whole."""
+
+    endpoint: str | None = Field(
+        None, description="OTLP over HTTP address that spans are sent to (…/v1/traces); without one, none are."
+    )
+
+
 class Settings(BaseSettings):
     """All settings of one service. Frozen; see ``load``."""
 
@@ -159,6 +181,8 @@ class Settings(BaseSettings):
     workers: WorkerSettings = WorkerSettings()
     limits: LimitSettings = LimitSettings()
     auth: AuthSettings = AuthSettings()
+    webhooks: WebhookSettings = WebhookSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @classmethod
     def settings_customise_sources(

@@ -166,6 +166,7 @@ class GroupCommitter:
         if isinstance(error, sa.exc.SQLAlchemyError):
             log.error("the store did not commit: %s", error)
             self.reachable = not isinstance(error, (sa.exc.OperationalError, sa.exc.InterfaceError))
-            error = StoreUnavailable("the store did not commit; nothing was stored", retry_after_seconds=1)
+            known = "to repeat it with its key is safe" if began else "nothing was stored"
+            error = StoreUnavailable(f"the store did not commit; {known}", retry_after_seconds=1)
         for write in group:
             write.future.set_exception(error)

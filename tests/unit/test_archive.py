@@ -34,7 +34,8 @@ HEADER = archive.Header(created_at=1, company=None, revisions={"memory": "1"}, c
 class World:
     """All three stores, with a shard and a ledger over them."""
 
-    def __init__(self, stores: Stores) -> None:
+    def __init__(self, stores: Stores, damaged: bool = False) -> None:
+        self._damaged = damaged
         self.bench = Bench(stores)
         effects = self.bench.engine
         if stores.url("effects") != stores.url("memory"):
@@ -79,7 +80,10 @@ class World:
         return transfer.load(self.engines, io.BytesIO(data))
 
     def close(self) -> None:
-        self.bench.close()
+        if self._damaged:
+            self.bench.shard.close()
+        else:
+            self.bench.close()
         self.engines["effects"].dispose()
 
 
@@ -98,10 +102,10 @@ class Worlds:
         self._stores = stores
         self.made: list[World] = []
 
-    def new(self) -> World:
+    def new(self, damaged: bool = False) -> World:
         folder = self._folder / str(len(self.made))
         folder.mkdir()
-        self.made.append(World(self._stores.another(folder)))
+        self.made.append(World(self._stores.another(folder), damaged))
         return self.made[-1]
 
 
@@ -251,33 +255,32 @@ def test_what_was_written_is_read_and_any_change_is_found(batches: list[Any], da
         list(archive.read_rows(io.BytesIO(changed)))
 
 
+#: Each on top of those before it.
 DAMAGES = {
     "broken chain": "UPDATE memory_decisions SET body = hash WHERE seq = 1",
-    "a fact's columns say something else than the fact": "UPDATE facts SET slot = 'x' WHERE slot IS NOT NULL",
-    "a fact has no vector": "DELETE FROM fact_vectors",
-    "a vector has no fact": "DELETE FROM facts WHERE slot IS NULL",
-    "an open conflict's challenger is not there": "DELETE FROM facts WHERE status = 'disputed'",
-    "a fact that is not current is in a tier": "UPDATE facts SET tier = 'L1' WHERE status = 'deleted'",
-    "a fact cannot be read": "UPDATE facts SET body = fact_vectors.vector FROM fact_vectors WHERE id = fact_id",
     "a reservation has no end or no holder": "UPDATE effect_keys SET ends_at = NULL WHERE state = 'reserved'",
+    "a fact that is not current is in a tier": "UPDATE facts SET tier = 'L1' WHERE status = 'deleted'",
+    "a fact's columns say something else than the fact": "UPDATE facts SET review_at = 1 WHERE tier = 'L1'",
+    "an open conflict's challenger is not there": "DELETE FROM facts WHERE status = 'disputed'",
+    "a vector has no fact": "DELETE FROM facts WHERE status = 'current' AND slot IS NULL",
+    "a fact has no vector": "DELETE FROM fact_vectors",
     "facts of a company that is not there": "UPDATE facts SET company = 'ghost'",
+    "a fact cannot be read": "UPDATE facts SET body = (SELECT MIN(hash) FROM memory_decisions)",
 }
 
 
-@pytest.mark.parametrize("problem", list(DAMAGES))
-def test_verify_names_what_is_wrong(worlds: Worlds, problem: str) -> None:
-    world = World(worlds._stores.another(worlds._folder))
+def test_verify_names_what_is_wrong(worlds: Worlds) -> None:
+    world = worlds.new(damaged=True)
     world.fill()
-    assert verify(world.engines).to_dict()["problems"] == []
-    database = "effects" if "effect_keys" in DAMAGES[problem] else "memory"
-    with world.engines[database].begin() as connection:
-        connection.exec_driver_sql(DAMAGES[problem])
-    report = verify(world.engines).to_dict()
-    assert not report["intact"]
-    assert problem in report["wrong"]
-    world.bench.shard.close()
-    for engine in world.engines.values():
-        engine.dispose()
+    before = verify(world.engines).to_dict()
+    assert (before["intact"], before["wrong"]) == (True, {})
+    for problem, damage in DAMAGES.items():
+        with world.engines["effects" if "effect_keys" in damage else "memory"].begin() as connection:
+            connection.exec_driver_sql(damage)
+        after = verify(world.engines).to_dict()
+        assert not after["intact"]
+        assert after["wrong"].get(problem, 0) > before["wrong"].get(problem, 0), problem
+        before = after
 
 
 def test_verify_compares_the_indexes_with_the_store(full: World) -> None:
