@@ -29,6 +29,7 @@ from muniment.actors.store.engine import Fence, available
 from muniment.actors.store.group_commit import GroupCommitter
 from muniment.actors.tenant import Tenant, Visibility, resident_of
 from muniment.actors.tier_index import Kind
+from muniment.actors.webhook import WebhookOptions, WebhookSender
 from muniment.actors.wire import fact_to_dict
 from muniment.policies.errors import Fenced, Overloaded, StoreUnavailable
 from muniment.policies.model import Scope, Slot, Tier
@@ -55,6 +56,8 @@ class ShardSettings:
     loaded_bytes: int = 2 * 1024**3
     idle_seconds: float = 0.0
     retention: RetentionSettings = field(default_factory=RetentionSettings)
+    #: How owners are told outside what waits for them; None: they are not.
+    webhooks: WebhookOptions | None = None
 
 
 class MemoryShard:
@@ -95,9 +98,16 @@ class MemoryShard:
         #: Companies that the group under way has changed in memory, and those of which a commit failed after that.
         self._unsure: set[str] = set()
         self._stale: set[str] = set()
-        self._writer = SlotWriter(policies, clock)
+        fence = Fence(engine, role)
+        with engine.connect() as connection:
+            newest = store.newest_time(connection)
+        webhooks = self._settings.webhooks
+        self._writer = SlotWriter(policies, clock, newest, role if webhooks is not None else "")
         self._rulings = SlotRulings(self._writer)
-        self._committer = GroupCommitter(engine, Fence(engine, role), self._distrust)
+        self._committer = GroupCommitter(engine, fence, self._distrust)
+        self._sender = (
+            None if webhooks is None else WebhookSender(engine, role, self._committer, webhooks, self._writer.now)
+        )
 
     async def remember(self, company: str, facts: Sequence[Record], vectors: bytes, **arguments: Any) -> Record:
         """Decides and stores facts in one transaction: ``{"results": […]}`` in their order (``SlotWriter.remember``).
@@ -259,6 +269,8 @@ class MemoryShard:
 
     def close(self) -> None:
         """Commits what is queued, saves usage counts and ends the threads."""
+        if self._sender is not None:
+            self._sender.close()
         for company in list(self._tenants) if not self._committer.fenced else ():
             self._committer.submit(lambda connection, c=company: self._save_usage(connection, c))  # type: ignore[misc]
         self._committer.close()
@@ -295,6 +307,8 @@ class MemoryShard:
             written, tenant = outcome
             tenant.apply(written.changes)
             self._unsure.discard(company)
+            if written.told_outside and self._sender is not None:
+                self._sender.wake()
 
         written, tenant = await asyncio.wrap_future(self._committer.submit(body, after))
         self._used(company, tenant)

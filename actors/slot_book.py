@@ -198,7 +198,7 @@ class SlotBook(SlotPages):
         for fact in self.current(key):
             if over(fact, self.now):
                 self.change(fact.id, status=Status.EXPIRED)
-                self._end_notices(fact)
+                self._hand_on(fact)
         self.regroup(key)
 
     def regroup(self, key: str) -> None:
@@ -250,21 +250,16 @@ class SlotBook(SlotPages):
             elif fact.slot is None:
                 self.withdraw(conflict.id, id)
         if fact.slot is not None:
-            self._end_notices(fact)
+            self._hand_on(fact)
             self.forget_successor(fact.slot.key, id)
             self.regroup(fact.slot.key)
 
-    def _end_notices(self, fact: Fact) -> None:
-        """Reviews and notices of a fact that is no longer current are withdrawn; a notice stays where others say the
-        same."""
+    def _hand_on(self, fact: Fact) -> None:
+        """A notice of a fact that is no longer current stays where others say the same."""
         heir = next((f for f in self.evidence_of(fact) if not over(f, self.now)), None)
         for conflict in self.conflicts_of(slot_of(fact).key):
-            if conflict.subject_id != fact.id or conflict.kind is ConflictKind.CONFLICT:
-                continue
-            if heir is not None and conflict.kind is ConflictKind.NOTICE:
+            if heir is not None and conflict.subject_id == fact.id and conflict.kind is ConflictKind.NOTICE:
                 self.put_conflict(replace(conflict, subject_id=heir.id))
-            else:
-                self.withdraw(conflict.id, fact.id)
 
     def _reopen(self, conflict: Conflict) -> None:
         waiting = [self.facts[i] for i in conflict.evidence_ids if i in self.facts]

@@ -97,6 +97,7 @@ class SlotPages:
         self._parents: dict[str, Fact | None] = {}
         self._changed: dict[str, None] = {}
         self._changed_conflicts: dict[str, None] = {}
+        self._opened: list[str] = []
         self._events: list[tuple[str, SlotEvent]] = []
         self._lost: dict[str, None] = {}
         self.decisions: list[Decision] = []
@@ -267,8 +268,9 @@ class SlotPages:
         subject = self.facts.get(opening.subject_id or "")
         user = subject.user if subject else None
         rules = self.rules_of(slot) if slot else SlotRules(owner=user or (subject.writer if subject else ""))
+        now = self.tick()
         conflict = Conflict(
-            id=new_id("c", self.now),
+            id=new_id("c", now),
             company=self.company,
             kind=opening.kind,
             slot=slot,
@@ -276,15 +278,16 @@ class SlotPages:
             rule=opening.rule,
             reason=opening.reason,
             owner=rules.owner,
-            opened_at=self.now,
+            opened_at=now,
             subject_id=opening.subject_id,
             challenger_id=opening.challenger_id,
-            due_at=rules.due_at(self.now),
+            due_at=rules.due_at(now),
             delegate=rules.delegate,
             proposer=proposer,
             evidence_ids=evidence_ids,
         )
         self.put_conflict(conflict)
+        self._opened.append(conflict.id)
         return conflict
 
     def withdraw(self, id: str, by: str) -> None:
@@ -339,7 +342,7 @@ class SlotPages:
         """Writes all that changed of facts that were there before, and of conflicts. New facts are the caller's."""
         self._review_derived()
         for key in list(self.touched):
-            self._point_at_the_current(key)
+            self._tidy(key)
         store.update_facts(self.connection, [self.facts[id] for id in self._changed if id not in self.new])
         store.add_events(self.connection, self.company, self._events)
         conflict_store.put_conflicts(self.connection, [self._conflicts[id] for id in self._changed_conflicts])
@@ -348,9 +351,9 @@ class SlotPages:
         """Facts that were there before and are other now, and the new ones, as they are now."""
         return [self.facts[id] for id in self._changed]
 
-    def changed_conflicts(self) -> list[Conflict]:
-        """Conflicts that are new or other now."""
-        return [self._conflicts[id] for id in self._changed_conflicts]
+    def opened(self) -> list[Conflict]:
+        """What was put on an owner's list, and is still there."""
+        return [c for id in self._opened if (c := self._conflicts[id]).status == OPEN]
 
     def notes(self) -> dict[str, SlotNote | None]:
         """What searches must know of the touched slots; None where one fact speaks alone."""
@@ -362,12 +365,14 @@ class SlotPages:
             found[key] = None if alone else SlotNote(current, conflicts, self.parents(current), next_turn(current))
         return found
 
-    def _point_at_the_current(self, key: str) -> None:
-        """A conflict or notice whose incumbent is no longer in use goes on about the fact that is."""
+    def _tidy(self, key: str) -> None:
+        """Reviews and notices of what is no longer current are withdrawn; a conflict goes on about what is in use."""
         current = {fact.id: fact for fact in self.current(key)}
-        orphans = [
-            c for c in self.conflicts_of(key) if c.kind is not ConflictKind.REVIEW and c.subject_id not in current
-        ]
+        orphans = [c for c in self.conflicts_of(key) if c.subject_id not in current]
+        for conflict in orphans:
+            if conflict.kind is not ConflictKind.CONFLICT:
+                self.withdraw(conflict.id, conflict.subject_id or "")
+        orphans = [c for c in orphans if c.kind is ConflictKind.CONFLICT]
         if orphans and current:
             facts = list(current.values())
             incumbent = read(facts, self.rules_of(self.slots[key]), self.parents(facts), self.now).current
@@ -383,10 +388,22 @@ class SlotPages:
             self.fetch(ids)
             self.open([slot for id in ids if id in self.facts and (slot := self.facts[id].slot) is not None])
             dependants = [self.facts[id] for id in ids if id in self.facts]
+            self._touch_derived(dependants)
             pending = self.take(conflict_store.about(self.connection, self.company, ids))
             reviews = [c.opened(None) for c in pending if c.status == OPEN and c.kind is ConflictKind.REVIEW]
             for opening in derived_reviews(lost, dependants, reviews):
                 self.escalate(self.facts[opening.subject_id or ""].slot, opening, None)
+
+    def _touch_derived(self, facts: Sequence[Fact]) -> None:
+        """A summary's rank is that of what it was derived from, so what searches know of its slot is made anew."""
+        for _ in range(_PARENT_STEPS):
+            self.touch([fact.slot for fact in facts if fact.slot is not None])
+            ids = store.children(self.connection, self.company, [fact.id for fact in facts])
+            self.fetch(ids)
+            facts = [self.facts[id] for id in ids if id in self.facts]
+            if not facts:
+                return
+            self.open([fact.slot for fact in facts if fact.slot is not None])
 
 
 def is_unsettled(current: Sequence[Fact], now: datetime) -> bool:

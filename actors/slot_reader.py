@@ -116,6 +116,8 @@ class SlotReader:
             known = known_at or all_known(records, now)
             held = as_of(records, instant or known_at or now, known, self._policies.rules_at(slot), parents)
             return SlotPage(held, None, tuple(told))
+        # What a ruling says from now on must not wait for a reader whose clock is behind its shard's.
+        now = max(now, told[-1].recorded_at)
         rules = self._policies.rules(slot)
         reading = read(told, rules, parents, now)
         conflicts = self._open(connection, slot)

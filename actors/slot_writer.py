@@ -5,6 +5,7 @@ Everything here runs on the shard's writing thread, inside a transaction, unless
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -18,10 +19,11 @@ from muniment.actors.ports import Record
 from muniment.actors.slot_book import SlotBook
 from muniment.actors.slot_pages import LIVE, SlotNote, SlotPages
 from muniment.actors.slot_reader import any_unlisted, dispute_about
-from muniment.actors.store import conflict_store, memory_store
+from muniment.actors.store import conflict_store, memory_store, outbox_store
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.decision_log import DecisionLog
 from muniment.actors.store.memory_store import Stored
+from muniment.actors.store.outbox_store import OPENED, OVERDUE, Message
 from muniment.actors.tenant import Changes, Resident, Tenant, resident_of, vector_rows
 from muniment.actors.wire import fact_from_dict, fact_to_dict, source_to_dict
 from muniment.policies.audit import overdue_reviews
@@ -31,6 +33,8 @@ from muniment.policies.model import Fact, Scope, Slot, Source, Status, Tier
 from muniment.policies.precedence_policy import UNASSIGNED, PrecedencePolicy, SlotRules, resolve
 from muniment.policies.slot_history import Change, Reading, RulesAt, read
 from muniment.policies.weighing import over
+
+log = logging.getLogger(__name__)
 
 #: Sources of evidence that are handed out with a fact, the newest; all are kept.
 _EVIDENCE_SHOWN: Final = 20
@@ -64,19 +68,23 @@ class Policies(Protocol):
 
 @dataclass(slots=True)
 class Written:
-    """A write's answer, and what it does to the indexes once it is committed."""
+    """A write's answer, what it does to the indexes once it is committed, and whether owners are told outside."""
 
     answer: Record
     changes: Changes = field(default_factory=Changes)
+    told_outside: bool = False
 
 
 class SlotWriter:
     """See the module."""
 
-    def __init__(self, policies: Policies, clock: Clock) -> None:
+    def __init__(self, policies: Policies, clock: Clock, floor: datetime | None = None, role: str = "") -> None:
+        """``floor``: a time at which something was recorded already. ``role``: the shard that is to tell owners
+        outside what opens; empty: nobody is told."""
         self._policies = policies
         self._clock = clock
-        self._last = datetime.min.replace(tzinfo=clock().tzinfo)
+        self._role = role
+        self._last = floor or datetime.min.replace(tzinfo=clock().tzinfo)
         self._rules: dict[tuple[str, int, Slot], SlotRules] = {}
         self._remembered = 0
         self.log = DecisionLog(t.decisions, t.decision_heads)
@@ -318,7 +326,34 @@ class SlotWriter:
 
     def _end(self, connection: sa.Connection, book: SlotBook, written: Written) -> None:
         written.changes.notes.update(book.notes())
+        if self._role:
+            written.told_outside = self._tell_outside(connection, book)
         self.log.append(connection, f"memory:{book.company}", book.company, book.decisions)
+
+    def _tell_outside(self, connection: sa.Connection, book: SlotBook) -> bool:
+        """Puts what was opened into the outbox, and what will be overdue; whether there was anything."""
+        messages = []
+        for conflict in book.opened():
+            url = book.rules_of(conflict.slot).webhook if conflict.slot is not None else None
+            if url is None:
+                continue
+            events = [(OPENED, book.now), *([(OVERDUE, conflict.due_at)] if conflict.due_at is not None else [])]
+            messages += [
+                Message(
+                    id=new_id("m", book.now),
+                    company=book.company,
+                    role=self._role,
+                    event=event,
+                    conflict_id=conflict.id,
+                    url=url,
+                    next_at=at,
+                )
+                for event, at in events
+            ]
+        left_out = outbox_store.add(connection, messages)
+        if left_out:
+            log.error("%d messages to owners were dropped: too many are waiting", left_out)
+        return bool(messages)
 
     def _forgettable(self, connection: sa.Connection, book: SlotBook, evicted: Iterable[Resident]) -> set[str]:
         """Of what left the archive, the facts that are deleted for good: those of no slot and in no open conflict."""

@@ -15,6 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from muniment.actors.store.engine import available
 from muniment.cluster import schemas as s
+from muniment.cluster import telemetry
 from muniment.cluster.schemas.base import DEFAULT_LIMITS, Name, parse
 from muniment.cluster.settings import LimitSettings
 from muniment.policies.access import Permission, Principal, Role, require, require_company
@@ -168,8 +169,10 @@ async def dispatch(
         if Role.OPERATOR in principal.roles:
             await services.admin.require_company(company)
     request = None if endpoint.model is None else parse(endpoint.model, data, limits)
-    with available():
-        return await endpoint.call(services, principal, names, request)
+    with telemetry.span(endpoint.verb) as span, available():
+        answer = await endpoint.call(services, principal, names, request)
+        telemetry.name_decisions(span, answer)
+    return answer
 
 
 def _name(text: str) -> str:

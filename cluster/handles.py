@@ -1,7 +1,8 @@
 """Typed handles: how this project calls its Ray actors, and turns Ray's failures into its own errors.
 
 A call is one msgpack ``bytes`` argument (a verb, its arguments, the caller's span) and one ``bytes`` answer, so that
-errors cross as data and nothing is pickled. Every verb may be sent again: reads by nature, writes because they carry a request id.
+errors cross as data and nothing is pickled. Every verb may be sent again: reads by nature, writes because they carry a
+request id.
 """
 
 from __future__ import annotations

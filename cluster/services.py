@@ -13,6 +13,7 @@ from muniment.actors.store.control_tables import control_decisions, control_head
 from muniment.actors.store.decision_log import DecisionLog
 from muniment.actors.store.engine import Schema, available, create_schema, open_engine
 from muniment.actors.store.policy_book import PolicyBook
+from muniment.actors.webhook import WebhookOptions
 from muniment.cluster.actor_classes import shard_handles, shard_of, worker_pool
 from muniment.cluster.admin_service import AdminService
 from muniment.cluster.conflict_service import ConflictService
@@ -115,5 +116,18 @@ def open_shard(settings: Settings, number: int) -> MemoryShard:
             index=memory.index,
             loaded_bytes=memory.loaded_bytes,
             idle_seconds=memory.idle_seconds,
+            webhooks=webhook_options(settings),
         ),
+    )
+
+
+def webhook_options(settings: Settings) -> WebhookOptions | None:
+    """How owners are told outside, None where no secret is set."""
+    webhooks = settings.webhooks
+    if webhooks.secret is None:
+        return None
+    return WebhookOptions(
+        secret=webhooks.secret.get_secret_value().encode(),
+        hosts=frozenset(webhooks.hosts),
+        timeout_seconds=webhooks.timeout_seconds,
     )

@@ -9,6 +9,7 @@ from ray import serve
 
 from muniment.actors.store.control_store import ControlStore
 from muniment.actors.store.keys import ensure_operator_key
+from muniment.cluster import telemetry
 from muniment.cluster.launcher import OPERATOR_KEY_FILE
 from muniment.cluster.settings import Settings
 from muniment.deploy.app import create_app
@@ -26,6 +27,7 @@ def build(settings: Settings) -> serve.Application:
     def replica() -> FastAPI:
         from muniment.cluster.services import open_services
 
+        telemetry.configure(settings.telemetry, "api")
         return create_app(open_services(settings), settings, names_requests=False)
 
     application: serve.Application = deployment(replica).bind()

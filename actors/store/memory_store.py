@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from muniment.actors.ids import time_of
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.decision_log import microseconds
 from muniment.actors.wire import fact_from_dict, fact_to_dict, pack, unpack
@@ -221,6 +222,12 @@ def told_slots(connection: sa.Connection, company: str, limit: int) -> list[Slot
     told = sa.select(sa.func.min(f.id)).where(f.company == company, f.slot.is_not(None)).group_by(f.slot)
     ids = list(connection.execute(told.having(sa.func.count() > 1).limit(limit)).scalars())
     return [fact.slot for fact in get_facts(connection, company, ids).values() if fact.slot is not None]
+
+
+def newest_time(connection: sa.Connection) -> datetime | None:
+    """When the newest fact of all was recorded, None where there is none."""
+    newest: str | None = connection.execute(sa.select(sa.func.max(t.facts.c.id))).scalar()
+    return None if newest is None else time_of(newest)
 
 
 def usage_of(connection: sa.Connection, company: str, ids: Sequence[str]) -> dict[str, int]:

@@ -101,7 +101,7 @@ def test_a_shard_that_was_paused_wakes_up_fenced(settings: Settings) -> None:
     pid = ray.get(old.pid.remote(), timeout=60)
     os.kill(pid, signal.SIGSTOP)
     try:
-        late = old.call.remote(pack(["remember", telling("never")]))
+        late = old.call.remote(pack(["remember", telling("never"), {}]))
         new = shard(settings, "shard-0")
         call(new, "remember", **telling("second"))
     finally:
