@@ -223,8 +223,11 @@ class SlotPages:
         fact = replace(self.facts[id], **fields)
         self.facts[id] = fact
         self._changed[id] = None
-        if fact.slot is not None:
-            self.touched[fact.slot.key] = None
+        slot = fact.slot
+        if slot is not None:
+            self.touched[slot.key] = None
+            if fact.status in LIVE and slot.key in self.members:
+                self.members[slot.key][id] = None  # what had left may come back
         return fact
 
     def redate(self, id: str, change: Change = Change.REDATED, **dates: datetime | None) -> Fact:

@@ -1,0 +1,249 @@
+"""What rulings, corrections, retirements and time leave behind in a slot: a test for each way that went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from muniment.actors.slot_reader import SlotReader
+from muniment.actors.store import memory_tables as t
+from muniment.actors.store.policy_book import PolicyBook
+from muniment.policies.errors import AlreadyRuled, StateConflict
+from muniment.policies.model import Scope, Slot
+from tests.stores import Stores
+from tests.unit.test_memory_shard import ANA, BOT, CRM, MAIL, Bench, at, contact
+
+HANDBOOK = {"kind": "approved_document", "id": "handbook"}
+NOTE = {"kind": "agent_summary", "id": "note"}
+SLOT = Slot("acme", Scope.SHARED, "", "Aurora", "contact")
+
+
+@pytest.fixture
+def bench(stores: Stores) -> Iterator[Bench]:
+    bench = Bench(stores)
+    yield bench
+    bench.close()
+
+
+def tell(bench: Bench, *facts: dict[str, Any], actor: Any = ANA) -> list[Any]:
+    results: list[Any] = asyncio.run(bench.tell(*facts, actor=actor))
+    return results
+
+
+def values(bench: Bench, **more: Any) -> list[Any]:
+    found = asyncio.run(bench.ask("the contact of Aurora", **more))["results"]
+    return [r["fact"].get("value") for r in found]
+
+
+def held(bench: Bench, **moments: Any) -> Any:
+    with bench.engine.connect() as connection:
+        page = SlotReader(PolicyBook(bench.control)).page(
+            connection, SLOT, moments.get("as_of"), moments.get("known_at"), bench.now
+        )
+    return page.current.value if page.current is not None else None
+
+
+def retire(bench: Bench, id: str, status: str) -> Any:
+    return asyncio.run(bench.shard.retire("acme", id=id, status=status, reason="r", actor=ANA, own_only=False))
+
+
+def rule(bench: Bench, conflict_id: str, **ruling: Any) -> Any:
+    arguments = {"conflict_id": conflict_id, "actor": ANA, "rules_all": True}
+    return asyncio.run(bench.router.resolve("acme", ruling, None, **arguments))
+
+
+def correct(bench: Bench, id: str, value: str) -> Any:
+    arguments = {"id": id, "value": value, "reason": "r", "actor": ANA, "own_only": False}
+    return asyncio.run(bench.router.correct("acme", f"it is {value}", **arguments))
+
+
+def test_a_fact_that_was_kept_and_then_adopted_leaves_with_what_adopted_it(bench: Bench) -> None:
+    bench.policy(fields={"contact": {"owner": "ana", "self_authority": True}})
+    person = {"kind": "authorized_person", "id": "p"}
+    results = tell(bench, contact("Kim", source=person), contact("Lee", source=NOTE), contact("Lee", source=HANDBOOK))
+    assert [r["outcome"] for r in results] == ["stored", "kept", "replaced"]
+    assert tell(bench, contact("Dana", source=MAIL))[0]["outcome"] == "replaced"
+    assert values(bench) == ["Dana"]
+    assert sorted(bench.statuses().values()) == ["current", "superseded", "superseded", "superseded"]
+
+
+def test_a_batch_that_holds_and_then_admits_a_fact_leaves_it_in_the_history(bench: Bench) -> None:
+    tell(bench, contact("Dana", source=MAIL), contact("Lee", source=MAIL), contact("Lee", source=CRM))
+    assert values(bench) == ["Lee"]
+    assert held(bench, as_of=at(0.1)) == "Lee"
+    assert bench.conflicts() == []
+
+
+def test_a_ruling_counts_in_the_history_from_when_it_was_given(bench: Bench) -> None:
+    tell(bench, contact("Dana", -9))
+    bench.now = at(1)
+    (lee,) = tell(bench, contact("Lee", -9))
+    bench.now = at(2)
+    rule(bench, lee["conflict_id"], decision="accept_challenger")
+    bench.now = at(3)
+    assert held(bench, as_of=at(2)) == "Lee"
+    assert values(bench, moments={"as_of": at(2)}) == ["Lee"]
+    assert held(bench, known_at=at(1.5)) == "Dana"
+
+
+def test_what_was_cut_short_is_still_what_was_believed_before(bench: Bench) -> None:
+    tell(bench, contact("Dana", -9), contact("Dana", source=MAIL))
+    (lee,) = tell(bench, contact("Lee"))
+    bench.now = at(1)
+    rule(bench, lee["conflict_id"], decision="both_valid", rescope={"effective_at": at(4)})
+    assert (held(bench), held(bench, as_of=at(5)), held(bench, as_of=at(5), known_at=at(0.5))) == (
+        "Dana",
+        "Lee",
+        "Dana",
+    )
+    bench.now = at(5)
+    assert (held(bench), values(bench)) == ("Lee", ["Lee"])
+
+
+def test_expiring_a_fact_ends_all_that_says_the_same_and_nothing_older_rises(bench: Bench) -> None:
+    tell(bench, contact("Kim", -90))
+    (dana, *_) = tell(
+        bench, contact("Dana", -9), contact("Dana", source=MAIL), contact("Dana", -9), contact("Dana", -9)
+    )
+    bench.now = at(1)
+    retire(bench, dana["id"], "expired")
+    assert (held(bench), values(bench)) == (None, [])
+    assert (held(bench, as_of=at(2)), held(bench, as_of=at(0.5))) == (None, "Dana")
+    assert held(bench, as_of=at(2), known_at=at(0.5)) == "Dana"
+    with pytest.raises(StateConflict):
+        retire(bench, dana["id"], "expired")
+    assert tell(bench, contact("Lee"))[0]["outcome"] == "stored"
+
+
+def test_other_evidence_stands_for_a_fact_that_was_deleted_or_has_expired(bench: Bench) -> None:
+    tell(bench, contact("Dana", -9, expires_at=at(2)), contact("Dana", source=MAIL))
+    bench.now = at(3)
+    assert (held(bench), values(bench)) == ("Dana", ["Dana"])
+    with bench.engine.connect() as connection:
+        (mail,) = connection.execute(sa.select(t.facts).where(t.facts.c.status == "current"))
+    assert (mail.corroborates, mail.tier) == (None, "L1")
+    (again,) = tell(bench, contact("Dana", source=CRM))
+    assert again["outcome"] == "corroborated"
+    retire(bench, mail.id, "deleted")
+    assert (held(bench), values(bench)) == ("Dana", ["Dana"])
+
+
+def test_deleted_evidence_does_not_come_back_with_a_ruling(bench: Bench) -> None:
+    tell(bench, contact("Dana"))
+    (lee, mail, note) = tell(bench, contact("Lee"), contact("Lee", source=MAIL), contact("Lee", source=NOTE))
+    assert len({lee["conflict_id"], mail["conflict_id"]}) == 1
+    retire(bench, mail["id"], "deleted")
+    rule(bench, lee["conflict_id"], decision="accept_challenger")
+    assert bench.statuses()[mail["id"]] == "deleted"
+    assert values(bench) == ["Lee"]
+    assert note["outcome"] == "kept"
+
+
+def test_a_deleted_challenger_withdraws_its_conflict_and_what_said_the_same_opens_its_own(bench: Bench) -> None:
+    bench.policy(fields={"contact": {"sensitive": True, "owner": "ana"}})
+    tell(bench, contact("Dana"))
+    (lee, mail) = tell(bench, contact("Lee"), contact("Lee", source=MAIL), actor=BOT)
+    retire(bench, lee["id"], "deleted")
+    (row,) = bench.conflicts()
+    assert (row.challenger_id, row.id != lee["conflict_id"]) == (mail["id"], True)
+    with pytest.raises(AlreadyRuled):
+        rule(bench, lee["conflict_id"], decision="keep_incumbent")
+    retire(bench, mail["id"], "deleted")
+    assert bench.conflicts() == []
+
+
+def test_a_conflict_without_its_incumbent_is_shown_beside_the_next_one(bench: Bench) -> None:
+    bench.policy(fields={"contact": {"sensitive": True, "owner": "ana"}})
+    (dana,) = tell(bench, contact("Dana"))
+    (lee,) = tell(bench, contact("Lee"), actor=BOT)
+    retire(bench, dana["id"], "deleted")
+    assert (values(bench), held(bench), len(bench.conflicts())) == ([], None, 1)
+    (kim,) = tell(bench, contact("Kim"))
+    assert kim["outcome"] == "stored"
+    (result,) = asyncio.run(bench.ask("the contact of Aurora"))["results"]
+    assert result["dispute"]["conflict_id"] == lee["conflict_id"]
+    assert bench.conflicts()[0].subject_id == kim["id"]
+
+
+def test_a_corrected_value_does_not_come_back_and_what_waits_goes_on_waiting(bench: Bench) -> None:
+    (dana, *_) = tell(bench, contact("Dana"), contact("Dana", source=MAIL))
+    (lee,) = tell(bench, contact("Lee"))
+    bench.now = at(1)
+    answer = correct(bench, dana["id"], "Dora")
+    assert (held(bench), values(bench)) == ("Dora", ["Dora"])
+    assert (held(bench, as_of=at(0.5)), held(bench, as_of=at(1))) == ("Dora", "Dora")
+    assert held(bench, as_of=at(0.5), known_at=at(0.9)) == "Dana"
+    assert [(row.id, row.subject_id) for row in bench.conflicts()] == [(lee["conflict_id"], answer["id"])]
+    assert tell(bench, contact("Dana"))[0]["rule"] == "lost_ruling"
+    assert held(bench) == "Dora"
+    with pytest.raises(StateConflict):
+        correct(bench, dana["id"], "Dara")
+    correct(bench, answer["id"], "Lee")
+    assert (held(bench), bench.conflicts()) == ("Lee", [])
+
+
+def test_one_source_that_repeats_itself_is_one_piece_of_evidence(bench: Bench) -> None:
+    for _ in range(4):
+        tell(bench, contact("Dana"), contact("Dana", source=MAIL))
+    (result,) = asyncio.run(bench.ask("the contact of Aurora"))["results"]
+    assert sorted(source["kind"] for source in result["evidence"]) == ["counterparty", "system_of_record"]
+    for _ in range(4):
+        (lee,) = tell(bench, contact("Lee"))
+        assert lee["outcome"] == "held"
+    assert sorted(bench.statuses().values()).count("disputed") == 1
+    assert len(bench.conflicts()) == 1
+
+
+def test_a_challenger_that_belongs_elsewhere_is_decided_there_and_does_not_come_back(bench: Bench) -> None:
+    tell(bench, contact("Dana"), contact("Moe", field="deputy"))
+    (lee,) = tell(bench, contact("Lee"))
+    answer = rule(bench, lee["conflict_id"], decision="both_valid", rescope={"field": "deputy"})
+    assert answer["current"]["field"] == "deputy"
+    (row,) = bench.conflicts()
+    assert (row.field, row.challenger_id) == ("deputy", lee["id"])
+    assert bench.statuses()[lee["id"]] == "disputed"
+    assert tell(bench, contact("Lee"))[0]["rule"] == "lost_ruling"
+    assert held(bench) == "Dana"
+
+
+def test_evidence_brings_an_evicted_fact_back_into_memory(stores: Stores) -> None:
+    bench = Bench(stores, l1_capacity=2, l2_capacity=2)
+    tell(bench, contact("Dana", importance=0.0))
+    for number in range(12):
+        tell(bench, {"text": f"filler {number}"})
+    assert values(bench, top_k=1) != ["Dana"]
+    tell(bench, contact("Dana", source=MAIL))
+    assert values(bench, top_k=1) == ["Dana"]
+    bench.close()
+
+
+def test_a_refused_write_leaves_what_is_loaded_alone(bench: Bench) -> None:
+    tell(bench, contact("Dana"))
+    (lee,) = tell(bench, contact("Lee"))
+    rule(bench, lee["conflict_id"], decision="keep_incumbent")
+    loaded = bench.shard._tenants["acme"]
+    with pytest.raises(AlreadyRuled):
+        rule(bench, lee["conflict_id"], decision="keep_incumbent")
+    assert bench.shard._tenants["acme"] is loaded
+
+
+def test_a_clock_that_was_set_back_does_not_reorder_what_is_recorded(bench: Bench) -> None:
+    (dana,) = tell(bench, contact("Dana"))
+    bench.shard.close()
+    bench.now = at(-5)
+    bench.start()
+    (other,) = tell(bench, {"text": "later"})
+    assert other["id"] > dana["id"]
+    assert values(bench) == ["Dana", None]
+
+
+def test_erasing_a_user_has_what_was_made_of_their_facts_reviewed(bench: Bench) -> None:
+    (mine,) = tell(bench, {"text": "ana is on leave", "scope": "personal", "user": "ana"})
+    (shared,) = tell(bench, {"text": "somebody is on leave", "source": {**NOTE, "derived_from": [mine["id"]]}})
+    asyncio.run(bench.shard.erase_user("acme", "ana", ANA))
+    (row,) = bench.conflicts()
+    assert (row.kind, row.subject_id) == ("review", shared["id"])
