@@ -99,13 +99,14 @@ class Router:
         )
         searched = time.perf_counter()
         candidates: list[Record] = answer.pop("candidates")
-        scores, unranked = await self._rerank(query, candidates, settings)
+        scores, unranked = await self._rerank(query, candidates, settings, min_score)
         degraded = answer.pop("degraded", None) or unranked
+        reranked = unranked is None and _worth_reranking(settings, candidates, min_score)
         best = order([c["fact"]["id"] for c in candidates], scores.total, limit=top_k, min_score=min_score).tolist()
         ended = time.perf_counter()
         return {
             "results": [_result(candidates[i], float(scores.total[i]), scores.explain(i)) for i in best],
-            "route": {**answer, "reranked": settings.rerank and unranked is None, "degraded": degraded},
+            "route": {**answer, "reranked": reranked, "degraded": degraded},
             "timings_ms": {
                 "embed": _ms(embedded - started),
                 "search": _ms(searched - embedded),
@@ -115,12 +116,12 @@ class Router:
         }
 
     async def _rerank(
-        self, query: str, candidates: Sequence[Record], profile: RecallProfile
+        self, query: str, candidates: Sequence[Record], profile: RecallProfile, min_score: float | None
     ) -> tuple[Scores, str | None]:
         names = sorted({name for c in candidates for name in c["terms"]})
         terms = {name: np.array([c["terms"].get(name, 0.0) for c in candidates]) for name in names}
         retrieval = Scores(np.array([c["score"] for c in candidates], np.float64), terms)
-        if not profile.rerank or not candidates:
+        if not _worth_reranking(profile, candidates, min_score):
             return retrieval, None
         depth = min(len(candidates), profile.rerank_depth)
         try:
@@ -132,6 +133,11 @@ class Router:
         except Unavailable:
             return retrieval, "reranker_unavailable"
         return final_scores(retrieval, np.array(logits, np.float64), np.arange(depth), profile), None
+
+
+def _worth_reranking(profile: RecallProfile, candidates: Sequence[Record], min_score: float | None) -> bool:
+    """Whether the profile asks for it and it can change the answer: one candidate stays first, unless it must score."""
+    return profile.rerank and len(candidates) > (1 if min_score is None else 0)
 
 
 def _result(candidate: Record, score: float, terms: dict[str, float]) -> Record:

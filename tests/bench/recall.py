@@ -239,7 +239,7 @@ async def run(options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
 
             asked = {("muniment", "handle"): through(handle), ("muniment", "http"): through(http)}
             asked |= {(name, "local"): ask for name, ask in rivals.items()}
-            limits = floor_and_ceiling(encoder, reranker, vectors, lines, queries)
+            before = floor_and_ceiling(encoder, reranker, vectors, lines, queries)
             work = [(p, c, who) for p in PROFILES for c in options.callers for who in asked]
             with progress("asking", len(work)) as advance:
                 for profile, callers, who in work:
@@ -247,7 +247,8 @@ async def run(options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
                     row = await measure(asked[who], profile, callers, share, relevant)
                     rows.append({"system": who[0], "via": who[1], **row})
                     advance(1)
-    return rows, limits
+            after = floor_and_ceiling(encoder, reranker, vectors, lines, queries)
+    return rows, {name: (before[name] + after[name]) / 2 for name in before}
 
 
 def ratios(rows: Sequence[dict[str, Any]], limits: dict[str, float]) -> dict[str, float]:
