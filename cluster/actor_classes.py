@@ -37,6 +37,8 @@ Body = TypeVar("Body")
 log = logging.getLogger(__name__)
 #: The setting that says: no reranker.
 NO_MODEL = "none"
+#: Over the nodes, as evenly as they allow; the death of one then takes few Ray actors with it.
+SPREAD = "SPREAD"
 
 
 class _Actor(Generic[Body]):
@@ -203,6 +205,7 @@ def create_actors(settings: Settings) -> list[str]:
                 max_restarts=-1,
                 max_task_retries=0,
                 max_concurrency=10_000,
+                scheduling_strategy=SPREAD,
                 **options,
             ).remote(settings, number)
             made.append(name)
@@ -212,6 +215,7 @@ def create_actors(settings: Settings) -> list[str]:
     make(RouterActor, "router", settings.routers.count, num_cpus=0)
     for number in range(settings.effects.ledgers):
         name = actor_name("ledger", number)
-        create_ledger(settings.store_url("effects"), number, namespace=settings.ray.namespace, name=name)
+        url, namespace = settings.store_url("effects"), settings.ray.namespace
+        create_ledger(url, number, namespace=namespace, name=name, scheduling_strategy=SPREAD)
         made.append(name)
     return made
