@@ -81,17 +81,31 @@ def _module(name: str, package: str) -> Any:
 
 
 def inprocess(lines: Sequence[str]) -> Local:
-    """SentenceTransformer and CrossEncoder by torch in float32, hnswlib."""
-    hnswlib = _module("hnswlib", "hnswlib")
+    """SentenceTransformer and CrossEncoder by torch in float32, and a graph by hnswlib."""
     pick_device("cpu", 1)
     encoder = SentenceTransformerEmbedder(device="cpu")
-    index = hnswlib.Index("cosine", encoder.dimension)
-    index.init_index(len(lines), ef_construction=200, M=16)
+    search = _graph(encoder.embed(lines))
+    return Local(encoder.embed, search, load_cross_encoder("bundled", "cpu").predict, lines)
+
+
+def _graph(vectors: Any) -> Callable[[Any, int], list[int]]:
+    """Search in a graph by hnswlib, or where that is not installed by Faiss, with the same parameters."""
+    count, dimension = vectors.shape
+    try:
+        import hnswlib
+    except ImportError:
+        import faiss
+
+        graph = faiss.IndexHNSWFlat(dimension, 16, faiss.METRIC_INNER_PRODUCT)
+        graph.hnsw.efConstruction, graph.hnsw.efSearch = 200, 64
+        graph.add(vectors)
+        return lambda vector, k: graph.search(vector[None], k)[1][0].tolist()
+    index = hnswlib.Index("cosine", dimension)
+    index.init_index(count, ef_construction=200, M=16)
     index.set_num_threads(1)
-    index.add_items(encoder.embed(lines), np.arange(len(lines)))
+    index.add_items(vectors, np.arange(count))
     index.set_ef(64)
-    reranker = load_cross_encoder("bundled", "cpu")
-    return Local(encoder.embed, lambda vector, k: index.knn_query(vector, k)[0][0].tolist(), reranker.predict, lines)
+    return lambda vector, k: index.knn_query(vector, k)[0][0].tolist()
 
 
 def chroma(lines: Sequence[str], vectors: Any, encoder: OnnxEmbedder, reranker: OnnxReranker) -> Local:
