@@ -130,7 +130,9 @@ class MemoryService:
                 problem = {"code": code, "detail": refusal.detail}
                 results.append({"id": None, "outcome": "rejected", "problem": problem})
         if told:
-            again = request_record(principal, request)
+            # What a key may say can change between two tries, and then the second is another request.
+            rejected = [str(place) for place, result in enumerate(results) if result is not None]
+            again = request_record(principal, request, *rejected)
             answer = await self._replayed(company, again) or await self._router.remember(
                 company=company, facts=told, actor=actor_record(principal), request=again
             )
@@ -228,7 +230,7 @@ class MemoryService:
             conflict, other = chosen.dispute
             answer["dispute"] = {
                 "conflict_id": conflict.id,
-                "notice": notice_of(query.field),
+                "notice": notice_of(chosen.current.field),
                 "other": self._out(chosen, other, now),
             }
         history = sorted((*personal.history, *shared.history), key=lambda f: (f.recorded_at, f.id))

@@ -261,5 +261,5 @@ class ShardMachine(RuleBasedStateMachine):
 
 TestShardMachine = ShardMachine.TestCase
 TestShardMachine.settings = settings(
-    max_examples=6, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=20, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
