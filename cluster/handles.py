@@ -153,7 +153,7 @@ class WorkerPool:
     async def _call(self, verb: str, **arguments: Any) -> Any:
         request = pack([verb, arguments, telemetry.carrier()])
         deadline = time.monotonic() + DEADLINE_SECONDS
-        full: set[str] = set()
+        full: dict[str, Overloaded] = {}
         while True:
             now = time.monotonic()
             up = [h for h in self._handles if self._down.get(h.name, 0.0) <= now and h.name not in full]
@@ -163,10 +163,10 @@ class WorkerPool:
                     return await handle.attempt(request, deadline)
                 except Unreachable:
                     self._down[handle.name] = time.monotonic() + _DOWN_SECONDS
-                except Overloaded:
-                    full.add(handle.name)
-                    if len(full) == len(self._handles):
-                        raise
+                except Overloaded as error:
+                    full[handle.name] = error
+            elif full:
+                raise next(iter(full.values()))
             elif now + _RETRY_SECONDS >= deadline:
                 raise Unavailable("no model worker can be reached", retry_after_seconds=2)
             else:
