@@ -210,8 +210,8 @@ def _missing(connection: sa.Connection, table: sa.Table, rows: Sequence[Sequence
     for start in range(0, len(rows), 100):
         keys = [tuple(row[place] for place in places) for row in rows[start : start + 100]]
         condition = key[0].in_([k[0] for k in keys]) if len(key) == 1 else sa.tuple_(*key).in_(keys)
-        for row in connection.execute(sa.select(table).where(condition)):
-            there[tuple(row[place] for place in places)] = row
+        for found in connection.execute(sa.select(table).where(condition)):
+            there[tuple(found[place] for place in places)] = found
     names = [column.name for column in table.columns]
     missing = []
     for row in rows:

@@ -16,6 +16,7 @@ from muniment.actors.store.memory_store import fact_row
 from muniment.actors.store.transfer import Engines, snapshots
 from muniment.actors.wire import fact_from_dict, unpack
 from muniment.policies.errors import CorruptData
+from muniment.policies.fingerprint import company_prefix
 from muniment.policies.model import Status
 
 #: Problems that are told one by one; all are counted.
@@ -132,7 +133,7 @@ def _effects(connection: sa.Connection, company: str | None, report: Report) -> 
             report.problem("an effect is in no state that there is", where)
         if row.state == "reserved" and (row.ends_at is None or row.run_id is None):
             report.problem("a reservation has no end or no holder", where)
-        if not bytes(row.key).startswith(effect_store.company_prefix(row.company)):
+        if not bytes(row.key).startswith(company_prefix(row.company)):
             report.problem("an effect's key is not of its company", where)
 
 

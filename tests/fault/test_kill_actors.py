@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from muniment.cluster import AsyncClient, launcher, processes
@@ -210,3 +211,33 @@ def test_what_was_acknowledged_survives_on_postgresql_also_its_own_fall(clustere
     account = asyncio.run(run(clustered, "survivors", seed, ["ShardActor", fall, "LedgerActor"]))
     print(f"acknowledged {account.acknowledged}, {dict(account.verdicts)}")
     check(clustered)
+    without_a_store(clustered, durable, next(iter(account.told.values())))
+
+
+def without_a_store(service: Service, server: Postgres, told: str) -> None:
+    """Over HTTP: recall goes on and says so, writes are refused clearly, and it heals by itself."""
+    headers = {"Authorization": f"Bearer {service.key('survivors', 'agent')}"}
+    with httpx.Client(base_url=service.url, headers=headers, timeout=DEADLINE_SECONDS) as http:
+
+        def recall() -> Any:
+            return http.post("/v1/recall", json={"query": told, "top_k": 3}).raise_for_status().json()
+
+        def remember() -> httpx.Response:
+            return http.post("/v1/memories", json={"facts": [{"text": "who hears this?", "source": SOURCE}]})
+
+        assert recall()["route"]["degraded"] is None
+        server.stop()
+        try:
+            found = recall()
+            assert found["route"]["degraded"] == "store_unreachable"
+            assert told in [result["fact"]["text"] for result in found["results"]]
+            refused = remember()
+            assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
+            assert int(refused.headers["Retry-After"]) >= 1
+            assert http.get("/v1/memories").status_code == 503
+        finally:
+            server.start()
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while remember().status_code != 200 or recall()["route"]["degraded"] is not None:
+            assert time.monotonic() < deadline, "it does not heal"
+            time.sleep(0.2)
