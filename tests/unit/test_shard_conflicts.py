@@ -247,3 +247,16 @@ def test_erasing_a_user_has_what_was_made_of_their_facts_reviewed(bench: Bench) 
     asyncio.run(bench.shard.erase_user("acme", "ana", ANA))
     (row,) = bench.conflicts()
     assert (row.kind, row.subject_id) == ("review", shared["id"])
+
+
+def test_nothing_of_an_erased_user_stays_in_the_log(bench: Bench) -> None:
+    mine = {"scope": "personal", "user": "ana"}
+    tell(bench, contact("Xenia", **mine))
+    (zoe,) = tell(bench, contact("Zoe", **mine))
+    rule(bench, zoe["conflict_id"], decision="accept_challenger")
+    asyncio.run(bench.shard.erase_user("acme", "ana", ANA))
+    with bench.engine.connect() as connection:
+        for table in t.TABLES:
+            stored = b"".join(bytes(v) for row in connection.execute(sa.select(table)) for v in row if type(v) is bytes)
+            assert b"Xenia" not in stored
+            assert b"Zoe" not in stored
