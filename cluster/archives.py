@@ -37,7 +37,7 @@ def engines(settings: Settings) -> Iterator[dict[str, sa.Engine]]:
 
 
 def export_to(settings: Settings, path: Path, company: str | None) -> Counter[str]:
-    """Writes an archive to ``path``, which nobody else may read, at the end in place of what is there: rows per table."""
+    """Writes an archive to ``path``, which nobody else may read, in place of what is there: rows per table."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
     try:
         with (
