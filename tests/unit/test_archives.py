@@ -1,0 +1,64 @@
+"""The commands over whole stores: migrate, export, import, verify, as a person calls them, without a service."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from muniment.actors.store.control_store import ControlStore
+from muniment.actors.store.engine import sqlite_url
+from muniment.deploy.cli import app
+from muniment.policies.errors import CorruptData, NotFound
+
+
+def muniment(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    assert muniment("migrate", "--data-dir", folder).exit_code == 0
+    control = ControlStore(sqlite_url(folder / "control.db"))
+    control.create_company("acme", "operator")
+    control.put_precedence("acme", {"fields": {}}, "ana")
+    control.close()
+    return folder
+
+
+def test_a_company_moves_by_two_commands(data_dir: Path, tmp_path: Path) -> None:
+    file, other = tmp_path / "acme.archive", tmp_path / "other"
+    exported = muniment("export", file, "--company", "acme", "--data-dir", data_dir)
+    assert (exported.exit_code, "1 companies" in exported.stdout) == (0, True)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    for new in ("1 companies, 5 rows", "0 companies, 0 rows"):
+        imported = muniment("import", file, "--data-dir", other)
+        assert (imported.exit_code, new in imported.stdout) == (0, True), imported.stdout
+    verified = muniment("verify", "--json", "--data-dir", other)
+    report = json.loads(verified.stdout)
+    assert (verified.exit_code, report["intact"], report["checked"]["companies"]) == (0, True, 1)
+    control = ControlStore(sqlite_url(other / "control.db"))
+    assert control.precedence_version("acme") == 1
+    control.close()
+
+
+def test_what_fails_leaves_nothing(data_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "archive"
+    file.write_bytes(b"kept")
+    failed = muniment("export", file, "--company", "nobody", "--data-dir", data_dir)
+    assert isinstance(failed.exception, NotFound)
+    assert (file.read_bytes(), sorted(path.name for path in tmp_path.iterdir())) == (b"kept", ["archive", "data"])
+    assert isinstance(muniment("import", file, "--data-dir", tmp_path / "other").exception, CorruptData)
+
+
+def test_verify_says_no_by_its_status(data_dir: Path) -> None:
+    control = ControlStore(sqlite_url(data_dir / "control.db"))
+    with control.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE control_decisions SET body = hash")
+    control.close()
+    verified = muniment("verify", "--data-dir", data_dir)
+    assert (verified.exit_code, "broken chain" in verified.stdout) == (1, True)
