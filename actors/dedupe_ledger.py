@@ -96,7 +96,11 @@ class DedupeLedger:
         now = self.now()
         self.watch.drop_silent(now - SILENT_MICROSECONDS)
         with self._transaction() as connection:
-            return self.store.retire(connection, now, limit)
+            gone = self.store.retire(connection, now, limit)
+            if gone:
+                # Else a ledger that restarts with its clock set back would miss rows that are not over for it.
+                self.store.save_clock(connection, max(now, self._latest))
+        return gone
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:

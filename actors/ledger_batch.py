@@ -40,8 +40,6 @@ from muniment.policies.reservation import Event, State, counts_as_done, move, se
 
 #: How long a row that is over stays, so that late confirmations and repeated calls find it.
 RETENTION = 24 * 3600 * 1_000_000
-#: How far back a decision is looked for that may have been recorded by a call whose answer was lost.
-_AGAIN = 3600 * 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _INVALID = {Reason.MISSING_KEY_PATH.value, Reason.INVALID_KEY_VALUE.value}
 
@@ -144,7 +142,8 @@ class Batch:
         return answer
 
     def _is_recorded(self, op: Propose | Forget, run_id: str | None) -> bool:
-        since = self.now - _AGAIN
+        """Whether a call whose answer was lost, not longer ago than rows stay, had got so far."""
+        since = self.now - RETENTION
         return self._store.is_recorded(self._connection, op.company, run_id, op.decision_id, since)
 
     def _key_state(self, op: Propose, row: KeyRow | None) -> KeyState:

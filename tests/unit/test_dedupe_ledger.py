@@ -472,6 +472,16 @@ def test_what_is_over_leaves_the_table_in_slices(bench: Bench) -> None:
     assert bench.propose("r2", what="permanent 3").verdict == "duplicate"
 
 
+def test_time_does_not_go_back_behind_what_was_deleted(bench: Bench) -> None:
+    bench.confirm(token_of(bench.propose("r1", window=60 * SECOND)))
+    bench.wait(60 + RETENTION / SECOND)
+    assert bench.ledger.keep_house(10) == 1
+    deleted_at = bench.ledger.now()
+    bench.wall -= timedelta(days=2)
+    bench.restart()
+    assert bench.ledger.now() >= deleted_at
+
+
 def test_the_chains_verify_and_are_one_per_company(bench: Bench) -> None:
     for company in ("acme", "other"):
         for i in range(5):

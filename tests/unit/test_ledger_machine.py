@@ -181,12 +181,13 @@ class LedgerMachine(RuleBasedStateMachine):
             found = Token(row.key, row.fence, row.nonce) if row else None
             self._check_proposed(scope, op, None, unseen=found)
         self.restart()
-        return scope, op, point == "after the commit"
+        return scope, op, now if point == "after the commit" else None
 
     @rule(target=tokens, sent=consumes(lost))
     def send_again(self, sent: Any) -> Any:
-        """The proposal whose outcome is unknown: it is neither recorded nor counted twice."""
-        scope, op, arrived = sent
+        """The proposal whose outcome is unknown: within a day it is neither recorded nor counted twice."""
+        scope, op, arrived_at = sent
+        arrived = arrived_at is not None and self.ledger.now() <= arrived_at + RETENTION
         again = op._replace(again=True)
         answer = self._execute(again)
         self._check_proposed(scope, again, answer, arrived=arrived)
