@@ -64,7 +64,7 @@ def telling(text: str) -> dict[str, Any]:
 
 
 def call(actor: Any, verb: str, /, **arguments: Any) -> Any:
-    kind, value = unpack(ray.get(actor.call.remote(pack([verb, arguments])), timeout=60))
+    kind, value = unpack(ray.get(actor.call.remote(pack([verb, arguments, {}])), timeout=60))
     if kind == "error":
         raise MunimentError.from_wire(value)
     return value
