@@ -320,9 +320,7 @@ class SlotPages:
     def log(
         self, kind: str, rule: str, reason: str, outcome: str, inputs: dict[str, Any], slot: Slot | None = None
     ) -> str:
-        """Adds an entry to the decision log; its id. The log is for ever, so of personal facts it holds no values."""
-        if slot is not None and slot.user:
-            inputs = _without_values(inputs)
+        """Adds an entry to the decision log; its id."""
         decision = Decision(
             id=new_id("d", self.now),
             company=self.company,
@@ -409,12 +407,6 @@ class SlotPages:
             if not facts:
                 return
             self.open([fact.slot for fact in facts if fact.slot is not None])
-
-
-def _without_values(inputs: Any) -> Any:
-    if isinstance(inputs, dict):
-        return {name: _without_values(item) for name, item in inputs.items() if name != "value"}
-    return [_without_values(item) for item in inputs] if isinstance(inputs, list) else inputs
 
 
 def is_unsettled(current: Sequence[Fact], now: datetime) -> bool:

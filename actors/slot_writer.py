@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import sqlalchemy as sa
 
@@ -21,7 +21,7 @@ from muniment.actors.slot_pages import LIVE, SlotNote, SlotPages
 from muniment.actors.slot_reader import any_unlisted, dispute_about
 from muniment.actors.store import conflict_store, memory_store, outbox_store
 from muniment.actors.store import memory_tables as t
-from muniment.actors.store.decision_log import DecisionLog
+from muniment.actors.store.decision_log import ERASED, DecisionLog
 from muniment.actors.store.memory_store import Stored
 from muniment.actors.store.outbox_store import OPENED, OVERDUE, Message
 from muniment.actors.tenant import Changes, Resident, Tenant, resident_of, vector_rows
@@ -185,6 +185,7 @@ class SlotWriter:
             return Written(before)
         fact = self.retirable(connection, book, id, actor, own_only)
         new = Status(status)
+        inputs: dict[str, Any] = {"fact": id}
         if new is Status.EXPIRED:
             self._expire(connection, book, fact)
         else:
@@ -193,8 +194,11 @@ class SlotWriter:
             memory_store.delete_vector(connection, id)
             book.event(id, Change.DELETED)
             book.lose(id)
+            if fact.slot is not None:
+                named = {"subject": fact.slot.subject, "field": fact.slot.field}
+                inputs[ERASED] = self.log.erase(connection, company, naming=id, **named)
         book.leave(id)
-        decision_id = book.log("retirement", new.value, reason, new.value, {"fact": id}, fact.slot)
+        decision_id = book.log("retirement", new.value, reason, new.value, inputs, None if fact.user else fact.slot)
         written = Written({"id": id, "status": new.value, "decision_id": decision_id})
         self.store(connection, tenant, book, [], {}, written)
         self.remember_answer(connection, company, request, book, written)
@@ -243,7 +247,8 @@ class SlotWriter:
         tenant.plan_remove(ids, written.changes)
         written.answer["erased"]["conflicts"] = conflict_store.delete_of_user(connection, company, user, slots)
         memory_store.delete_facts(connection, list(ids))
-        book.log("erasure", "user_erased", "A user's personal facts were erased.", "deleted", {"facts": len(ids)})
+        inputs = {"facts": len(ids), ERASED: self.log.erase(connection, company, user=user)}
+        book.log("erasure", "user_erased", "A user's personal facts were erased.", "deleted", inputs)
         self._end(connection, book, written)
         written.changes.notes.update(dict.fromkeys(slots))
         return written

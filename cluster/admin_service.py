@@ -28,6 +28,7 @@ from muniment.policies.access import (
     Permission,
     Principal,
     Role,
+    confine,
     principal_of,
     require,
     require_company,
@@ -196,6 +197,7 @@ class AdminService:
         company = request.company or principal.company
         if company is None:
             raise InvalidInput.at("/company", "an operator key must name the company")
+        request = _no_wider(principal, request)
         if Role.OPERATOR in principal.roles:
             await self._run(self._store.create_company, company, principal.actor)
         key, grant = await self._run(self._create_key, company, principal.actor, request)
@@ -263,6 +265,16 @@ class AdminService:
         if found is None:
             return {**PrecedencePolicy().model_dump(mode="json", exclude_none=True), "version": 0}
         return _precedence_out(found)
+
+
+def _no_wider(principal: Principal, request: KeyRequest) -> KeyRequest:
+    """The key as it may be made: no key makes one that reaches further than itself. Raises ``Forbidden``."""
+    roles, sources = frozenset(request.roles), request.sources
+    wanted = Grant(key_id="", company=None, roles=roles, source_kinds=None if sources is None else frozenset(sources))
+    if not source_kinds_of(wanted) <= principal.source_kinds:
+        raise Forbidden("a key may not be made for source kinds that its maker may not claim")
+    area = confine(principal.area, request.area, "/area")
+    return request.model_copy(update={"area": area, "agent": confine(principal.agent, request.agent, "/agent")})
 
 
 def _header(kind: TypeAdapter[str], text: str, name: str) -> str:

@@ -33,7 +33,7 @@ from muniment.cluster.schemas import (
     ReservationRequest,
     TrailQuery,
 )
-from muniment.policies.access import Extent, Permission, Principal, confine, require, require_company
+from muniment.policies.access import Extent, Permission, Principal, confine, require, require_company, within_scope
 from muniment.policies.effect_gate import MICROSECONDS, Reason, ToolClassification, Verdict, block_reason
 from muniment.policies.errors import InvalidInput, MissingKeyPath
 from muniment.policies.fingerprint import effect_key
@@ -237,12 +237,19 @@ class EffectService:
         return classification
 
     async def trail(self, principal: Principal, run_id: str, request: TrailQuery) -> Answer:
-        """The recorded decisions of a run, in order; an agent's key sees those that its own actor proposed."""
+        """The recorded decisions of a run, in order; an agent's key sees those that its own actor proposed, one that is
+        bound to an area or agent those of it."""
         company = require_company(principal)
         own = require(principal, Permission.READ_TRAILS) is Extent.OWN
         actor = principal.actor if own else None
         after = _open_cursor(request.cursor, (int, str, int, int)) or (0, "", 0, 0)
-        entries, more = await asyncio.to_thread(self._trail, company, run_id, actor, after, request.limit)
+
+        def mine(entry: dict[str, Any]) -> bool:
+            inputs = entry["inputs"]
+            scoped = within_scope(principal, inputs.get("area"), inputs.get("agent"))
+            return scoped and actor in (None, entry["actor"])
+
+        entries, more = await asyncio.to_thread(self._trail, company, run_id, mine, after, request.limit)
         answer: Answer = {"entries": [_trail_entry(entry, number) for number, entry in entries]}
         if more:
             number, last = entries[-1]
@@ -250,9 +257,14 @@ class EffectService:
         return answer
 
     def _trail(
-        self, company: str, run_id: str, actor: str | None, after: tuple[int, str, int, int], limit: int
+        self,
+        company: str,
+        run_id: str,
+        mine: Callable[[dict[str, Any]], bool],
+        after: tuple[int, str, int, int],
+        limit: int,
     ) -> tuple[list[tuple[int, dict[str, Any]]], bool]:
-        """Numbered entries of a run, and whether there are more."""
+        """Numbered entries of a run, those that are ``mine``, and whether there are more."""
         at, stream, seq, number = after
         found: list[tuple[int, dict[str, Any]]] = []
         with self._engine.connect() as connection:
@@ -263,7 +275,7 @@ class EffectService:
                     )
                 )
                 for entry in chunk:
-                    if actor is None or entry["actor"] == actor:
+                    if mine(entry):
                         if len(found) == limit:
                             return found, True
                         number += 1

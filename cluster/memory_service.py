@@ -42,6 +42,7 @@ from muniment.policies.access import (
     permitted_source_kind,
     require,
     require_company,
+    within_scope,
 )
 from muniment.policies.errors import Forbidden, NotFound
 from muniment.policies.model import Fact, Scope, Slot, SourceKind, Status, fold
@@ -382,7 +383,7 @@ def _bound(principal: Principal, area: str | None, agent: str | None) -> dict[st
 
 def within(principal: Principal, fact: Fact) -> bool:
     """Whether a key that is bound to an area or agent may see the fact."""
-    return principal.area in (None, fact.area) and principal.agent in (None, fact.agent)
+    return within_scope(principal, fact.area, fact.agent)
 
 
 def _scan(

@@ -16,7 +16,7 @@ from muniment.actors.store.decision_log import DecisionLog, microseconds
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.actors.wire import to_rfc3339
 from muniment.cluster.schemas import DecisionsQuery
-from muniment.policies.access import Extent, Permission, Principal, owns, require, require_company
+from muniment.policies.access import Extent, Permission, Principal, owns, require, require_company, within_scope
 from muniment.policies.errors import InvalidInput, MunimentError
 from muniment.policies.model import Scope, Slot
 
@@ -50,7 +50,8 @@ class RecordService:
     async def decisions(self, principal: Principal, query: DecisionsQuery) -> Answer:
         """Entries of the decision log, oldest first; an owner's are those of slots that are the owner's own.
 
-        What is about another user's personal fact is listed without its inputs.
+        What is about another user's personal fact is listed without its slot and its inputs. A key that is bound to an
+        area or agent sees what is of it.
         """
         company = require_company(principal)
         own_only = require(principal, Permission.READ_DECISIONS) is Extent.OWN
@@ -68,7 +69,7 @@ class RecordService:
             return self._read(principal, company, after, equal, own_only, query.limit)
 
         entries, following = await asyncio.to_thread(read)
-        answer: Answer = {"decisions": entries}
+        answer: Answer = {"entries": entries}
         if following is not None:
             answer["next"] = "~".join(map(str, (following[0], following[2], following[1])))
         return answer
@@ -89,7 +90,8 @@ class RecordService:
             page = self._merged(company, after, equal)
             for entry in page:
                 after = _place(entry)
-                if not own_only or self._is_own(principal, company, entry, rules_for):
+                own = not own_only or self._is_own(principal, company, entry, rules_for)
+                if own and self._within(principal, company, entry):
                     found.append(_shown(entry, principal))
                 if len(found) == limit:
                     return found, after
@@ -115,6 +117,19 @@ class RecordService:
         if user is not None:
             return bool(user == principal.actor)
         return owns(principal, rules_for(Slot(company, Scope.SHARED, "", subject, field)).owner)
+
+    def _within(self, principal: Principal, company: str, entry: dict[str, Any]) -> bool:
+        """Whether a key that is bound to an area or agent may see the entry: not what is of no fact or effect."""
+        if principal.area is None and principal.agent is None:
+            return True
+        inputs = entry["inputs"]
+        if entry["kind"] == "effect":
+            return within_scope(principal, inputs.get("area"), inputs.get("agent"))
+        if "fact" not in inputs:
+            return False
+        with self._memory.connect() as connection:
+            fact = memory_store.get_facts(connection, company, [inputs["fact"]]).get(inputs["fact"])
+        return fact is not None and within_scope(principal, fact.area, fact.agent)
 
     async def verify(self, principal: Principal) -> Answer:
         """Walks every chain of hashes of the company."""
@@ -190,8 +205,9 @@ def _position(cursor: str | None) -> tuple[int, str, int] | None:
 
 
 def _shown(entry: dict[str, Any], principal: Principal) -> Answer:
-    answer = {name: entry[name] for name in _SHOWN if entry.get(name) is not None}
     private = entry.get("user") not in (None, principal.actor)
+    names = [name for name in _SHOWN if not (private and name in ("subject", "field"))]
+    answer = {name: entry[name] for name in names if entry.get(name) is not None}
     inputs = {"personal": True} if private else _plain(entry["inputs"])
     return {**answer, "at": to_rfc3339(entry["at"]), "inputs": inputs}
 

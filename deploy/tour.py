@@ -194,7 +194,7 @@ def _contradict(guide: _Guide) -> None:
             (result,) = guide.agent.remember([{"subject": _SUBJECT, "field": _FIELD, **fact}])["results"]
             outcome = f"-> {result['outcome']}"
         guide.say(f"  {source}: {fact['text']}  {outcome}")
-    for entry in guide.curator.decisions(subject=_SUBJECT, field=_FIELD)["decisions"]:
+    for entry in guide.curator.decisions(subject=_SUBJECT, field=_FIELD)["entries"]:
         line = f"  decided: {entry['outcome']} by rule {entry['rule']}: {entry['reason']}"
         guide.say(line, "bold")
     now = guide.agent.facts(_SUBJECT, _FIELD)

@@ -214,3 +214,8 @@ def confine(bound: str | None, named: str | None, pointer: str) -> str | None:
     if named is not None and nfc(named) != bound:
         raise Forbidden(f"the key is bound to another {pointer.rpartition('/')[2]}", pointer=pointer)
     return bound
+
+
+def within_scope(principal: Principal, area: str | None, agent: str | None) -> bool:
+    """Whether a key that is bound to an area or agent may see what is labelled so; an unbound key may."""
+    return principal.area in (None, area) and principal.agent in (None, agent)

@@ -69,17 +69,16 @@ def rank(fact: Fact, rules: SlotRules, parents: Mapping[str, Fact]) -> int:
     of record where the field says so; a summary of one single fact ranks as that fact's source; what is external or
     names nobody ranks below everything; a counterparty about somebody else ranks as unattributed.
     """
-    return _source_rank(fact.source, fact.subject or "", rules, parents, frozenset((fact.id,)))
+    return _rank(fact, fact.subject or "", rules, parents, frozenset((fact.id,)))
 
 
-def _source_rank(
-    source: Source, subject: str, rules: SlotRules, parents: Mapping[str, Fact], seen: frozenset[str]
-) -> int:
+def _rank(fact: Fact, subject: str, rules: SlotRules, parents: Mapping[str, Fact], seen: frozenset[str]) -> int:
+    source = fact.source
     if rules.self_authority and about_itself(source, subject):
         return _place(SourceKind.SYSTEM_OF_RECORD, rules)
-    parent = _single_parent(source, parents, seen)
+    parent = _single_parent(fact, parents, seen)
     if parent is not None and not source.external:
-        return _source_rank(parent.source, subject, rules, parents, seen | {parent.id})
+        return _rank(parent, subject, rules, parents, seen | {parent.id})
     if source.external or not _named(source):
         return len(rules.ranks) + 1
     if source.kind is SourceKind.COUNTERPARTY and not about_itself(source, subject):
@@ -95,11 +94,13 @@ def _named(source: Source) -> bool:
     return bool(source.id or source.uri or source.author)
 
 
-def _single_parent(source: Source, parents: Mapping[str, Fact], seen: frozenset[str]) -> Fact | None:
+def _single_parent(fact: Fact, parents: Mapping[str, Fact], seen: frozenset[str]) -> Fact | None:
+    """The one fact that a summary is of; what its writer cannot see lends it nothing."""
+    source = fact.source
     if source.kind is not SourceKind.AGENT_SUMMARY or len(set(source.derived_from)) != 1:
         return None
     parent = parents.get(source.derived_from[0])
-    return None if parent is None or parent.id in seen else parent
+    return None if parent is None or parent.id in seen or not parent.visible_to(fact.writer) else parent
 
 
 def about_itself(source: Source, subject: str) -> bool:
@@ -112,13 +113,14 @@ def unattributed(fact: Fact, parents: Mapping[str, Fact]) -> bool:
 
     A counterparty about somebody else counts as unattributed; a summary of one single fact is as attributed as it is.
     """
-    return _source_unattributed(fact.source, fact.subject or "", parents, frozenset((fact.id,)))
+    return _unattributed(fact, fact.subject or "", parents, frozenset((fact.id,)))
 
 
-def _source_unattributed(source: Source, subject: str, parents: Mapping[str, Fact], seen: frozenset[str]) -> bool:
-    parent = _single_parent(source, parents, seen)
+def _unattributed(fact: Fact, subject: str, parents: Mapping[str, Fact], seen: frozenset[str]) -> bool:
+    source = fact.source
+    parent = _single_parent(fact, parents, seen)
     if parent is not None:
-        return _source_unattributed(parent.source, subject, parents, seen | {parent.id})
+        return _unattributed(parent, subject, parents, seen | {parent.id})
     if source.kind is SourceKind.UNATTRIBUTED or not _named(source):
         return True
     return source.kind is SourceKind.COUNTERPARTY and not about_itself(source, subject)

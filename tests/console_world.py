@@ -154,7 +154,7 @@ class World:
 
         async def decisions(self, principal: Principal, query: Any) -> dict[str, Any]:
             self.world.note("decisions", query)
-            return {"decisions": self.world.decisions}
+            return {"entries": self.world.decisions}
 
     @dataclass
     class Effects:

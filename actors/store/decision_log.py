@@ -7,6 +7,7 @@ changed, missing or reordered entry. What decides an effect is a decision too: a
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,9 @@ from muniment.actors.wire import pack, unpack
 from muniment.policies.model import fold
 
 GENESIS = bytes(32)
+#: In a body: the digest of its details. In the inputs of an erasure: the entries whose details it erased.
+DIGEST = "details_sha256"
+ERASED = "erased_details_of"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -34,8 +38,13 @@ def head_table(name: str) -> sa.Table:
     )
 
 
-def decision_table(name: str) -> sa.Table:
-    """The log's table; each store (memory, effects, control) has one of its own."""
+def decision_table(name: str, erasable: bool = False) -> sa.Table:
+    """The log's table; each store (memory, effects, control) has one of its own.
+
+    ``erasable``: details (inputs, and what names a person's slot) lie beside the chain, which holds only their digest,
+    so that they can be erased and the chain still verifies.
+    """
+    details = [sa.Column("user", sa.Text), sa.Column("details", sa.LargeBinary)] if erasable else []
     return sa.Table(
         name,
         metadata,
@@ -50,6 +59,7 @@ def decision_table(name: str) -> sa.Table:
         sa.Column("run_id", sa.Text),
         sa.Column("body", sa.LargeBinary, nullable=False),
         sa.Column("hash", sa.LargeBinary(32), nullable=False),
+        *details,
         sa.Index(f"{name}_at", "company", "at"),
         sa.Index(f"{name}_run", "company", "run_id", "at", **only_where("run_id IS NOT NULL")),
         sa.Index(f"{name}_slot", "company", "subject", "field", **only_where("subject IS NOT NULL")),
@@ -76,8 +86,8 @@ class Decision:
     user: str | None = None
     """Whose personal fact it is about, where it is: only that user may read the inputs."""
 
-    def body(self) -> bytes:
-        """What is hashed and stored."""
+    def content(self) -> dict[str, Any]:
+        """All of it, without what is empty."""
         content = {
             "id": self.id,
             "company": self.company,
@@ -91,8 +101,18 @@ class Decision:
             "inputs": self.inputs,
         }
         optional = {"subject": self.subject, "field": self.field, "run_id": self.run_id, "user": self.user}
-        content.update({name: value for name, value in optional.items() if value is not None})
-        return pack(content)
+        return content | {name: value for name, value in optional.items() if value is not None}
+
+    def body(self) -> bytes:
+        """What is hashed and stored."""
+        return pack(self.content())
+
+    def parted(self) -> tuple[bytes, bytes]:
+        """What is hashed and stored, and the details beside it of which it holds the salted digest."""
+        content = self.content()
+        hidden = ("inputs", "subject", "field", "user") if self.user is not None else ("inputs",)
+        details = pack({"salt": os.urandom(16), **{name: content.pop(name) for name in hidden if name in content}})
+        return pack({**content, DIGEST: hashlib.sha256(details).digest()}), details
 
 
 def microseconds(moment: datetime) -> int:
@@ -106,6 +126,7 @@ class DecisionLog:
     def __init__(self, table: sa.Table, heads: sa.Table) -> None:
         self.table = table
         self.heads = heads
+        self._erasable = "details" in table.c
         self._heads: dict[str, tuple[int, bytes]] = {}
 
     def forget_heads(self) -> None:
@@ -120,10 +141,17 @@ class DecisionLog:
         rows = []
         seq, head = self._head(connection, stream)
         for decision in decisions:
-            body = decision.body()
+            row: dict[str, Any] = {}
+            if self._erasable and ERASED not in decision.inputs:
+                body, row["details"] = decision.parted()
+            else:
+                body = decision.body()
+            if self._erasable:
+                row = {"user": decision.user, "details": None} | row
             seq, head = seq + 1, hashlib.sha256(head + body).digest()
             rows.append(
                 {
+                    **row,
                     "stream": stream,
                     "seq": seq,
                     "id": decision.id,
@@ -172,14 +200,37 @@ class DecisionLog:
         where += self._equal(equal)
         order = (t.c.at, t.c.stream, t.c.seq)
         for row in connection.execute(sa.select(t).where(*where).order_by(*order).limit(limit)):
-            yield {**unpack(row.body), "stream": row.stream, "seq": row.seq, "hash": bytes(row.hash).hex()}
+            yield {**self._read(row), "stream": row.stream, "seq": row.seq, "hash": bytes(row.hash).hex()}
 
     def newest(self, connection: sa.Connection, company: str, limit: int, **equal: Any) -> list[dict[str, Any]]:
         """The newest ``limit`` entries, newest first; ``equal``: as in ``entries``."""
         t = self.table
         query = sa.select(t).where(t.c.company == company, *self._equal(equal))
         query = query.order_by(t.c.at.desc(), t.c.stream, t.c.seq.desc()).limit(limit)
-        return [unpack(row.body) for row in connection.execute(query)]
+        return [self._read(row) for row in connection.execute(query)]
+
+    def _read(self, row: Any) -> dict[str, Any]:
+        """An entry with its details; of one whose details were erased, no inputs."""
+        entry: dict[str, Any] = unpack(row.body)
+        if DIGEST in entry:
+            details = {"inputs": {}} if row.details is None else unpack(row.details)
+            entry.update({name: value for name, value in details.items() if name != "salt"})
+            del entry[DIGEST]
+        return entry
+
+    def erase(self, connection: sa.Connection, company: str, naming: str | None = None, **equal: Any) -> list[str]:
+        """Erases the details of entries whose columns have these values and whose inputs name ``naming``: their ids.
+
+        The caller logs an erasure whose inputs hold them under ``ERASED``; without it the chain does not verify.
+        """
+        t = self.table
+        where = [t.c.company == company, t.c.details.is_not(None), *self._equal(equal)]
+        rows = connection.execute(sa.select(t.c.stream, t.c.seq, t.c.id, t.c.details).where(*where)).all()
+        found = [row for row in rows if naming is None or naming in str(unpack(row.details)["inputs"])]
+        for row in found:
+            this = (t.c.stream == row.stream, t.c.seq == row.seq)
+            connection.execute(t.update().where(*this).values(details=None, user=None, subject=None, field=None))
+        return [row.id for row in found]
 
     def _equal(self, equal: dict[str, Any]) -> Iterator[sa.ColumnElement[bool]]:
         for name, value in equal.items():
@@ -192,20 +243,36 @@ class DecisionLog:
     def verify(self, connection: sa.Connection, company: str | None = None) -> tuple[int, dict[str, Any] | None]:
         """Walks all chains (of one company): the number of entries and the first that does not fit, or None."""
         t, h = self.table, self.heads
-        entries = sa.select(t.c.stream, t.c.seq, t.c.body, t.c.hash).order_by(t.c.stream, t.c.seq)
+        columns = [t.c.stream, t.c.seq, t.c.id, t.c.body, t.c.hash, *([t.c.details] if self._erasable else [])]
+        entries = sa.select(*columns).order_by(t.c.stream, t.c.seq)
         heads = sa.select(h.c.stream, h.c.seq, h.c.hash)
         if company is not None:
             entries, heads = entries.where(t.c.company == company), heads.where(h.c.company == company)
         ends = {row.stream: (row.seq, bytes(row.hash)) for row in connection.execute(heads)}
         count, reached = 0, dict.fromkeys(ends, (0, GENESIS))
+        bare: dict[str, dict[str, Any]] = {}
+        erased: set[str] = set()
         for row in connection.execute(entries, execution_options={"yield_per": 1000}):
             seq, head = reached.get(row.stream, (0, GENESIS))
             seq, head = seq + 1, hashlib.sha256(head + row.body).digest()
-            if row.seq != seq or bytes(row.hash) != head:
+            if row.seq != seq or bytes(row.hash) != head or (self._erasable and not _matches(row, bare, erased)):
                 return count, {"stream": row.stream, "seq": seq}
             reached[row.stream] = (seq, head)
             count += 1
         for stream, end in sorted(reached.items()):
             if ends.get(stream) != end:
                 return count, {"stream": stream, "seq": end[0] + 1}
-        return count, None
+        return count, next((place for id, place in sorted(bare.items()) if id not in erased), None)
+
+
+def _matches(row: Any, bare: dict[str, dict[str, Any]], erased: set[str]) -> bool:
+    """Whether an entry's details are those it was made with; those that are gone must have been erased by an entry."""
+    body = unpack(row.body)
+    digest = body.get(DIGEST)
+    if digest is None:
+        erased.update(body["inputs"].get(ERASED, ()))
+        return row.details is None
+    if row.details is None:
+        bare[row.id] = {"stream": row.stream, "seq": row.seq}
+        return True
+    return bool(hashlib.sha256(row.details).digest() == digest)

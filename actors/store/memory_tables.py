@@ -136,7 +136,7 @@ embedding_model = sa.Table(
     sa.Column("dimension", sa.Integer, nullable=False),
 )
 
-decisions = decision_table("memory_decisions")
+decisions = decision_table("memory_decisions", erasable=True)
 decision_heads = head_table("memory_decisions")
 
 TABLES = Schema(

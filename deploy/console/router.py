@@ -346,7 +346,7 @@ class _Desk:
             query["since"] = search["since"] + "T00:00:00Z"
         answer = await self._ask(request, "decisions", [], query)
         return self._render(
-            request, "decisions.html", search=search, entries=answer["decisions"], more=self._more(request, answer)
+            request, "decisions.html", search=search, entries=answer["entries"], more=self._more(request, answer)
         )
 
     async def runs(self, request: Request) -> Response:

@@ -157,7 +157,7 @@ def test_dana_stays_until_the_owner_confirms_lee(desk: Desk, say: Any) -> None:
     assert audit == {"conflicts": [], "most_overruled": [{"field": "contact", "times": 1}]}
 
     # Everything stands in the log.
-    entries = desk.curator("GET", "/v1/decisions", subject="aurora", field="contact")["decisions"]
+    entries = desk.curator("GET", "/v1/decisions", subject="aurora", field="contact")["entries"]
     assert [(entry["kind"], entry["outcome"]) for entry in entries] == [
         ("conflict", "stored"),  # by somebody else than the owner, who is to look at it
         ("conflict", "held"),

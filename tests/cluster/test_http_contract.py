@@ -169,7 +169,7 @@ def test_a_newer_fact_replaces_and_a_weaker_one_is_kept(api: Open) -> None:
     assert newer["outcome"] == "replaced"
     slot = admin("GET", "/v1/facts", subject="acme", field="contact")
     assert slot["current"]["value"] == "Lee"
-    kinds = {entry["kind"] for entry in admin("GET", "/v1/decisions", subject="acme", field="contact")["decisions"]}
+    kinds = {entry["kind"] for entry in admin("GET", "/v1/decisions", subject="acme", field="contact")["entries"]}
     assert kinds
     verified = admin("GET", "/v1/decisions/verify")
     assert verified["intact"] is True
@@ -206,7 +206,7 @@ def test_companies_see_nothing_of_each_other(api: Open) -> None:
     for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/history")):
         theirs(method, f"/v1/memories/{told['id']}{path}", expect=404)
     theirs("POST", f"/v1/memories/{told['id']}/expire", {"reason": "x"}, expect=404)
-    kinds = {entry["kind"] for entry in theirs("GET", "/v1/decisions")["decisions"]}
+    kinds = {entry["kind"] for entry in theirs("GET", "/v1/decisions")["entries"]}
     assert kinds == {"company", "key"}  # what made their own key
 
 
@@ -360,7 +360,7 @@ def test_conflicts_from_held_to_ruled(api: Open) -> None:
     assert second["resolution"]["decision"] == "accept_challenger"
     assert re.fullmatch(r"[0-9-]+T[0-9:.]+Z", second["resolution"]["at"])
     assert owner("GET", "/v1/facts", subject="acme", field="contact")["current"]["value"] == "Lee"
-    assert owner("GET", "/v1/decisions", subject="acme", field="contact")["decisions"]
+    assert owner("GET", "/v1/decisions", subject="acme", field="contact")["entries"]
 
 
 def test_a_policy_is_simulated_over_a_fact_that_a_ruling_moved(api: Open) -> None:
@@ -387,7 +387,7 @@ def test_precedence_is_read_replaced_simulated_and_audited(api: Open) -> None:
     audit = curator("POST", "/v1/conflicts/audit", {"subject": "acme"})
     assert audit["conflicts"] == []
     assert audit["most_overruled"] == []
-    assert len(curator("GET", "/v1/decisions", kind="policy")["decisions"]) == 1
+    assert len(curator("GET", "/v1/decisions", kind="policy")["entries"]) == 1
 
 
 def test_keys_are_made_listed_and_revoked(api: Open, service: Service, company: str) -> None:

@@ -23,6 +23,7 @@ from muniment.cluster.schemas import (
 from muniment.policies.access import Principal, Role
 from muniment.policies.effect_gate import Window
 from muniment.policies.errors import Forbidden, InvalidInput, NotFound, StateConflict, Unauthenticated, Unavailable
+from muniment.policies.model import SourceKind
 
 CLASSIFICATION = {"key_paths": ["to.name"], "window": {"seconds": 60}, "lease_seconds": 5}
 
@@ -57,8 +58,13 @@ def service(tmp_path, parts):
     made.close()
 
 
-OPERATOR = Principal(company=None, key_id=OPERATOR_ID, roles=frozenset({Role.OPERATOR}), actor="key:operator")
-ADMIN = Principal(company="acme", key_id="k_1", roles=frozenset({Role.ADMIN, Role.CURATOR}), actor="ana")
+ALL = frozenset(SourceKind)
+OPERATOR = Principal(
+    company=None, key_id=OPERATOR_ID, roles=frozenset({Role.OPERATOR}), actor="key:operator", source_kinds=ALL
+)
+ADMIN = Principal(
+    company="acme", key_id="k_1", roles=frozenset({Role.ADMIN, Role.CURATOR}), actor="ana", source_kinds=ALL
+)
 AGENT = Principal(company="acme", key_id="k_2", roles=frozenset({Role.AGENT}), actor="key:k_2")
 
 
@@ -98,7 +104,7 @@ def test_a_key_opens_for_whom_it_was_made(service):
 
 
 def principal_of_admin(company: str) -> Principal:
-    return Principal(company=company, key_id="k_9", roles=frozenset({Role.ADMIN}), actor="root")
+    return Principal(company=company, key_id="k_9", roles=frozenset({Role.ADMIN}), actor="root", source_kinds=ALL)
 
 
 def test_keys_are_listed_without_their_text_in_pages(service):
@@ -228,3 +234,12 @@ def test_an_expired_key_and_none_at_all(service):
     for header in (f"Bearer {made['key']}", None, "", "Basic x", "Bearer " + "x" * 5000):
         with pytest.raises(Unauthenticated):
             run(service.authenticate(header))
+
+
+def test_no_key_makes_one_that_reaches_further_than_itself(service):
+    bound = replace(ADMIN, area="north", source_kinds=frozenset({SourceKind.COUNTERPARTY}))
+    with pytest.raises(Forbidden):
+        made_key(service, bound)
+    with pytest.raises(Forbidden):
+        made_key(service, bound, sources=["counterparty"], area="south")
+    assert made_key(service, bound, sources=["counterparty"])["area"] == "north"

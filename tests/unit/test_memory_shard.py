@@ -482,3 +482,45 @@ def test_a_ruling_is_what_the_next_recall_says_also_after_a_restart(
             bench.start()
 
     run(scenario())
+
+
+def test_what_was_erased_or_deleted_stands_in_no_log_and_the_chain_still_verifies(bench: Bench) -> None:
+    async def scenario() -> None:
+        bob = {**ANA, "id": "bob"}
+        mine = {"scope": "personal", "user": "bob"}
+        await bench.tell(contact("Secret-Mom", **mine), contact("Secret-Dad", **mine), actor=bob)
+        await bench.tell(contact("Secret-Dana"))
+        (lee,) = await bench.tell(contact("Secret-Lee"))
+        await bench.shard.erase_user("acme", "bob", ANA)
+        await bench.shard.retire("acme", id=lee["id"], status="deleted", reason="r", actor=ANA, own_only=False)
+        with bench.engine.connect() as connection:
+            log = DecisionLog(t.decisions, t.decision_heads)
+            stored = b"".join(b"".join(map(_bytes, row)) for row in connection.execute(sa.select(t.decisions)))
+            assert b"Secret-Mom" not in stored
+            assert b"Secret-Lee" not in stored
+            entries = list(log.entries(connection, "acme"))
+            assert {entry["kind"] for entry in entries} == {"conflict", "erasure", "retirement"}
+            assert all(not entry["inputs"] for entry in entries if entry["kind"] == "conflict")
+            assert log.verify(connection) == (len(entries), None)
+
+    run(scenario())
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+@pytest.mark.parametrize("damage", ["details = NULL", "details = x'01'"])
+def test_details_that_nobody_erased_must_be_there_unchanged(bench: Bench, damage: str) -> None:
+    async def scenario() -> None:
+        await bench.tell(contact("Dana"))
+        await bench.tell(contact("Lee"))
+        log = DecisionLog(t.decisions, t.decision_heads)
+        with bench.engine.connect() as connection:
+            assert log.verify(connection) == (1, None)
+            connection.exec_driver_sql(f"UPDATE memory_decisions SET {damage}")
+            broken = log.verify(connection)[1]
+            assert broken == {"stream": "memory:acme", "seq": 1}
+            connection.rollback()
+
+    run(scenario())

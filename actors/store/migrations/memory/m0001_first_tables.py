@@ -133,6 +133,8 @@ def upgrade() -> None:
         sa.Column("run_id", _text(), nullable=True),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.Column("hash", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("user", _text(), nullable=True),
+        sa.Column("details", sa.LargeBinary(), nullable=True),
         sa.PrimaryKeyConstraint("stream", "seq"),
     )
     op.create_index("memory_decisions_at", "memory_decisions", ["company", "at"], unique=False)
