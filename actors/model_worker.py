@@ -97,8 +97,8 @@ class ModelWorker:
         max_queued_items: int = 20_000,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._embedder = embedder
-        self._reranker = reranker
+        self.embedder = embedder
+        self.reranker = reranker
         self._reranker_name = reranker_name if reranker is not None else None
         self._runtime = runtime
         self._max_batch = max_batch
@@ -114,8 +114,8 @@ class ModelWorker:
     async def describe(self) -> dict[str, Any]:
         """The models in use: ``embedder``, ``dimension``, ``reranker`` (None where there is none), and ``runtime``."""
         return {
-            "embedder": self._embedder.name,
-            "dimension": self._embedder.dimension,
+            "embedder": self.embedder.name,
+            "dimension": self.embedder.dimension,
             "reranker": self._reranker_name,
             "runtime": self._runtime,
         }
@@ -126,7 +126,7 @@ class ModelWorker:
 
     async def rerank(self, query: str, texts: Sequence[str]) -> list[float]:
         """A logit for each text, higher is more relevant. Raises ``ModelUnavailable`` where there is no model."""
-        if self._reranker is None:
+        if self.reranker is None:
             raise ModelUnavailable("no reranker is loaded")
         return await self._submit("rerank", [(query, text) for text in texts], Priority.RERANK)
 
@@ -208,8 +208,8 @@ class ModelWorker:
             job.future.set_exception(error)
 
     def _embed(self, texts: list[str]) -> list[bytes]:
-        return [row.tobytes() for row in np.ascontiguousarray(self._embedder.embed(texts), dtype=np.float32)]
+        return [row.tobytes() for row in np.ascontiguousarray(self.embedder.embed(texts), dtype=np.float32)]
 
     def _score(self, pairs: list[tuple[str, str]]) -> list[float]:
-        assert self._reranker is not None
-        return [float(score) for score in self._reranker.predict(pairs)]
+        assert self.reranker is not None
+        return [float(score) for score in self.reranker.predict(pairs)]

@@ -44,7 +44,9 @@ def decision_table(name: str, erasable: bool = False) -> sa.Table:
     ``erasable``: details (inputs, and what names a person's slot) lie beside the chain, which holds only their digest,
     so that they can be erased and the chain still verifies.
     """
-    details = [sa.Column("user", sa.Text), sa.Column("details", sa.LargeBinary)] if erasable else []
+    details: list[sa.schema.SchemaItem] = []
+    if erasable:
+        details = [sa.Column("user", sa.Text), sa.Column("details", sa.LargeBinary)]
     return sa.Table(
         name,
         metadata,

@@ -18,14 +18,17 @@ from typing import Any, Final, Protocol
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from muniment.actors.cross_encoder import BUNDLED, load_cross_encoder
-from muniment.actors.embedding import SentenceTransformerEmbedder, Vectors, pick_device
+from muniment.actors.cross_encoder import BUNDLED
+from muniment.actors.embedding import Embedder, Vectors
 from muniment.actors.memory_shard import MemoryShard, ShardSettings
 from muniment.actors.model_worker import ModelWorker
 from muniment.actors.router import Router
 from muniment.actors.store import memory_store, memory_tables
+from muniment.actors.store.control_store import ControlStore
 from muniment.actors.store.engine import create_schema, open_engine, sqlite_url
-from muniment.policies.precedence_policy import PrecedencePolicy
+from muniment.actors.store.policy_book import PolicyBook
+from muniment.cluster.actor_classes import open_worker
+from muniment.cluster.settings import WorkerSettings
 from muniment.policies.retention import RetentionMode, RetentionSettings
 from muniment.policies.routing import PROFILES, Fusion, Gate, RecallProfile
 from tests.bench.report import stderr
@@ -63,7 +66,7 @@ class BenchMemory(Protocol):
 class PreparedEmbedder:
     """A bi-encoder that embeds a benchmark's facts once for all runs. Queries are embedded each time they are asked."""
 
-    def __init__(self, embedder: SentenceTransformerEmbedder) -> None:
+    def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
         self._known: dict[str, np.ndarray] = {}
         self.name = embedder.name
@@ -96,18 +99,11 @@ class Models:
     reranker_name: str
 
 
-def load_models(reranker: str = BUNDLED, device: str = "auto", threads: int = 1) -> Models:
-    """The packaged bi-encoder and the cross-encoder that ``reranker`` names (``none`` for none)."""
-    place = pick_device(device, threads)
-    embedder = PreparedEmbedder(SentenceTransformerEmbedder(device=place))
-    return Models(embedder, None if reranker == NO_RERANKER else load_cross_encoder(reranker, place), reranker)
-
-
-class _DefaultPolicy:
-    """No company has written a precedence policy."""
-
-    def current(self, company: str) -> tuple[int, PrecedencePolicy]:
-        return 0, PrecedencePolicy()
+def load_models(reranker: str = BUNDLED, threads: int = 1) -> Models:
+    """The models as the workers run them: int8 on a CPU, torch on a GPU. ``reranker``: ``none`` for none."""
+    workers = WorkerSettings(reranker=reranker, threads=threads)
+    worker = open_worker(workers)
+    return Models(PreparedEmbedder(worker.embedder), worker.reranker, reranker)
 
 
 class ActorMemory:
@@ -126,7 +122,8 @@ class ActorMemory:
         with TemporaryDirectory(prefix="muniment-bench-") as folder:
             engine = open_engine(sqlite_url(Path(folder) / "memory.db"))
             create_schema(engine, memory_tables.TABLES)
-            shard = MemoryShard(engine, "shard-0", _DefaultPolicy(), settings)
+            control = ControlStore(sqlite_url(Path(folder) / "control.db"))
+            shard = MemoryShard(engine, "shard-0", PolicyBook(control), settings)
             worker = ModelWorker(models.embedder, models.reranker, reranker_name=models.reranker_name)
             router = Router(worker, lambda _: shard, profiles={"bench": profile})
             try:
@@ -134,6 +131,7 @@ class ActorMemory:
             finally:
                 shard.close()
                 engine.dispose()
+                control.close()
 
     async def remember(self, facts: Sequence[BenchFact]) -> list[str]:
         """See ``BenchMemory``."""
