@@ -90,11 +90,18 @@ async def scenario(settings: Settings, cluster: Cluster, nodes: list[Any]) -> di
     await asyncio.gather(*(tell(settings, company, f"second of {company}") for company in COMPANIES))
     seconds = time.monotonic() - killed_at
     second = await act(settings, "second")
-    after = places(settings)
+    # A shard that nobody asked for since may still be starting.
+    deadline = time.monotonic() + 120
+    while True:
+        after = places(settings)
+        dead = [name for name in moved if after.get(name) in (None, victim.node_id)]
+        if not dead or time.monotonic() > deadline:
+            break
+        await asyncio.sleep(0.1)
     return {
         "nodes": len(set(before.values())),
         "moved": moved,
-        "stayed_dead": [name for name in moved if after.get(name) in (None, victim.node_id)],
+        "stayed_dead": dead,
         "facts": await sizes(settings),
         "first": first,
         "second": second,

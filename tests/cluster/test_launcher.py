@@ -147,6 +147,7 @@ def test_a_port_that_is_taken_is_one_clear_line(data_dir: Path) -> None:
 
 def test_a_users_shell_that_exports_the_variable_is_left_alone(data_dir: Path) -> None:
     environment = {**os.environ, processes.DATA_DIR_VARIABLE: str(data_dir)}
+    environment.pop(processes.SERVICE_VARIABLE, None)  # of a service of this test session's own
     with subprocess.Popen(["sleep", "600"], env=environment) as bystander:
         try:
             assert muniment("down", "--data-dir", data_dir).returncode == 0

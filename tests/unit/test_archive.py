@@ -265,7 +265,7 @@ DAMAGES = {
     "a vector has no fact": "DELETE FROM facts WHERE status = 'current' AND slot IS NULL",
     "a fact has no vector": "DELETE FROM fact_vectors",
     "facts of a company that is not there": "UPDATE facts SET company = 'ghost'",
-    "a fact cannot be read": "UPDATE facts SET body = (SELECT MIN(hash) FROM memory_decisions)",
+    "a fact cannot be read": "UPDATE facts SET body = (SELECT hash FROM memory_decisions ORDER BY seq LIMIT 1)",
 }
 
 
