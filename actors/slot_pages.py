@@ -18,7 +18,7 @@ from muniment.actors.store import memory_store as store
 from muniment.actors.store.conflict_store import OPEN, WITHDRAWN, Conflict
 from muniment.actors.store.decision_log import Decision
 from muniment.policies.audit import derived_reviews
-from muniment.policies.authority import Actor
+from muniment.policies.authority import PARENT_STEPS, Actor, follow_parents
 from muniment.policies.model import ConflictKind, Fact, Scope, Slot, Status
 from muniment.policies.precedence import overtaken
 from muniment.policies.precedence_policy import SlotRules
@@ -29,8 +29,6 @@ from muniment.policies.weighing import start
 LIVE: Final = (Status.CURRENT, Status.DISPUTED)
 #: What has no content or was never true; nothing brings it back.
 GONE: Final = (Status.DELETED, Status.CORRECTED)
-#: How far summaries of summaries are followed.
-_PARENT_STEPS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,24 +180,16 @@ class SlotPages:
 
     def parents(self, facts: Iterable[Fact]) -> dict[str, Fact]:
         """The facts that these are derived from, and theirs, without corrected and deleted ones."""
-        found: dict[str, Fact] = {}
-        wanted = {id for fact in facts for id in fact.source.derived_from}
-        for _ in range(_PARENT_STEPS):
-            unread = [id for id in wanted if id not in self._parents]
+
+        def read(ids: set[str]) -> dict[str, Fact]:
+            unread = [id for id in ids if id not in self._parents and id not in self.new]
             if unread:
-                stored = store.get_facts(self.connection, self.company, [id for id in unread if id not in self.new])
+                stored = store.get_facts(self.connection, self.company, unread)
                 self._parents.update({id: stored.get(id) for id in unread})
-            step = {id: self.facts.get(id) or self._parents.get(id) for id in wanted}
-            fresh = {
-                id: fact
-                for id, fact in step.items()
-                if fact is not None and id not in found and fact.status not in GONE
-            }
-            if not fresh:
-                break
-            found.update(fresh)
-            wanted = {id for fact in fresh.values() for id in fact.source.derived_from}
-        return found
+            known = ((id, self.facts.get(id) or self._parents.get(id)) for id in ids)
+            return {id: fact for id, fact in known if fact is not None}
+
+        return follow_parents(facts, read)
 
     # --- changing
 
@@ -399,7 +389,7 @@ class SlotPages:
 
     def _touch_derived(self, facts: Sequence[Fact]) -> None:
         """A summary's rank is that of what it was derived from, so what searches know of its slot is made anew."""
-        for _ in range(_PARENT_STEPS):
+        for _ in range(PARENT_STEPS):
             self.touch([fact.slot for fact in facts if fact.slot is not None])
             ids = store.children(self.connection, self.company, [fact.id for fact in facts])
             self.fetch(ids)

@@ -16,13 +16,11 @@ from muniment.actors.store.conflict_store import Conflict
 from muniment.actors.store.decision_log import DecisionLog
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.actors.wire import to_rfc3339
-from muniment.policies.authority import key_of
-from muniment.policies.model import ConflictKind, Fact, Scope, Slot, Status
+from muniment.policies.authority import follow_parents, key_of, owner_of
+from muniment.policies.model import ConflictKind, Fact, Slot, Status
 from muniment.policies.precedence_policy import SlotRules
 from muniment.policies.slot_history import SlotRecord, as_of, read
 
-#: How far summaries of summaries are followed.
-_PARENT_STEPS = 8
 #: Decisions of a slot in which a fact's story is looked for, the newest; and entries of one story.
 _SEARCHED = 10_000
 _STORY = 200
@@ -71,15 +69,7 @@ def any_unlisted(others: Iterable[Fact], conflicts: Iterable[tuple[Conflict, Fac
 
 def parents_of(connection: sa.Connection, company: str, facts: Iterable[Fact]) -> dict[str, Fact]:
     """The facts that these are derived from, and theirs, without corrected and deleted ones."""
-    found: dict[str, Fact] = {}
-    wanted = {id for fact in facts for id in fact.source.derived_from}
-    for _ in range(_PARENT_STEPS):
-        fresh = memory_store.get_facts(connection, company, sorted(wanted - found.keys()))
-        found.update({id: f for id, f in fresh.items() if f.status not in (Status.CORRECTED, Status.DELETED)})
-        wanted = {id for fact in fresh.values() for id in fact.source.derived_from}
-        if not wanted - found.keys():
-            break
-    return found
+    return follow_parents(facts, lambda ids: memory_store.get_facts(connection, company, sorted(ids)))
 
 
 class SlotReader:
@@ -90,10 +80,8 @@ class SlotReader:
         self._log = DecisionLog(t.decisions, t.decision_heads)
 
     def owner(self, fact: Fact) -> str:
-        """Who answers for a fact: by policy for one of a slot, else its user, or its writer where it is shared."""
-        if fact.slot is not None:
-            return self._policies.rules(fact.slot).owner
-        return fact.user if fact.scope is Scope.PERSONAL and fact.user else fact.writer
+        """Who answers for a fact (``authority.owner_of``)."""
+        return owner_of(fact, self._policies.rules)
 
     def page(
         self,

@@ -27,9 +27,9 @@ from muniment.actors.store.outbox_store import OPENED, OVERDUE, Message
 from muniment.actors.tenant import Changes, Resident, Tenant, resident_of, vector_rows
 from muniment.actors.wire import fact_from_dict, fact_to_dict, source_to_dict
 from muniment.policies.audit import overdue_reviews
-from muniment.policies.authority import Actor, key_of, review_date
+from muniment.policies.authority import Actor, key_of, owner_of, review_date
 from muniment.policies.errors import Forbidden, NotFound, StateConflict
-from muniment.policies.model import Fact, Scope, Slot, Source, Status, Tier
+from muniment.policies.model import Fact, Slot, Source, Status, Tier
 from muniment.policies.precedence_policy import UNASSIGNED, PrecedencePolicy, SlotRules, resolve
 from muniment.policies.slot_history import Change, Reading, RulesAt, read
 from muniment.policies.weighing import over
@@ -400,10 +400,8 @@ class SlotWriter:
         return rules
 
     def owner(self, company: str, fact: Fact) -> str:
-        """Who answers for a fact: by policy for one of a slot, else its user, or its writer where it is shared."""
-        if fact.slot is not None:
-            return self.rules(company, fact.slot).owner
-        return fact.user if fact.scope is Scope.PERSONAL and fact.user else fact.writer
+        """Who answers for a fact (``authority.owner_of``)."""
+        return owner_of(fact, lambda slot: self.rules(company, slot))
 
     def load_notes(self, connection: sa.Connection, company: str) -> dict[str, SlotNote | None]:
         """What searches must know of the slots of a company in which more than one fact speaks."""

@@ -5,13 +5,17 @@ Ranks are integers; the smaller one is the stronger.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Final
 
-from muniment.policies.model import Fact, Source, SourceKind, fold
+from muniment.policies.model import Fact, Scope, Slot, Source, SourceKind, Status, fold
 from muniment.policies.precedence_policy import UNASSIGNED, SlotRules
 from muniment.policies.values import value_key
+
+PARENT_STEPS: Final = 8
+"""How far summaries of summaries are followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,29 @@ class Actor:
     id: str
     groups: frozenset[str] = frozenset()
     may_claim_record: bool = False
+
+
+def owner_of(fact: Fact, rules_for: Callable[[Slot], SlotRules]) -> str:
+    """Who answers for a fact: by policy for one of a slot, else its user, or its writer where it is shared."""
+    if fact.slot is not None:
+        return rules_for(fact.slot).owner
+    return fact.user if fact.scope is Scope.PERSONAL and fact.user else fact.writer
+
+
+def follow_parents(facts: Iterable[Fact], read: Callable[[set[str]], Mapping[str, Fact]]) -> dict[str, Fact]:
+    """The facts that these are derived from, and theirs, a few steps far, without corrected and deleted ones.
+
+    ``read``: those of the named facts that there are.
+    """
+    found: dict[str, Fact] = {}
+    wanted = {id for fact in facts for id in fact.source.derived_from}
+    for _ in range(PARENT_STEPS):
+        if not wanted:
+            break
+        fresh = {id: f for id, f in read(wanted).items() if f.status not in (Status.CORRECTED, Status.DELETED)}
+        found.update(fresh)
+        wanted = {id for fact in fresh.values() for id in fact.source.derived_from} - found.keys()
+    return found
 
 
 def is_owner(rules: SlotRules, actor: Actor) -> bool:

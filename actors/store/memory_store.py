@@ -351,7 +351,7 @@ def claim_model(connection: sa.Connection, name: str, dimension: int) -> None:
     elif (row.name, row.dimension) != (name, dimension):
         raise ConfigurationError(
             f"the stored vectors are from {row.name} ({row.dimension} dimensions), the workers run {name} "
-            f"({dimension}): set the model back, or run `muniment reindex`",
+            f"({dimension}): set workers.model back to the first",
             stored=row.name,
             running=name,
         )
