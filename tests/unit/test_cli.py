@@ -8,7 +8,7 @@ import pytest
 
 from muniment.cluster import launcher
 from muniment.cluster.settings import load
-from muniment.deploy import cli
+from muniment.deploy.commands import service
 from muniment.policies.errors import Unavailable
 
 
@@ -19,6 +19,6 @@ from muniment.policies.errors import Unavailable
 )
 def test_only_what_this_start_wrote_is_told(tmp_path, monkeypatch, program, says):
     (tmp_path / launcher.LOG_FILE).write_text("muniment: Ray ended by itself\n")
-    monkeypatch.setattr(cli, "_command", lambda _: [sys.executable, "-c", program])
+    monkeypatch.setattr(service, "_command", lambda _: [sys.executable, "-c", program])
     with pytest.raises(Unavailable, match=says):
-        cli.start_detached(load(data_dir=tmp_path))
+        service.start_detached(load(data_dir=tmp_path))

@@ -1,0 +1,1 @@
+"""The commands of ``muniment``, a module for each group."""

@@ -1,0 +1,63 @@
+"""What all commands share: the program, its options, and the way to a running service."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from muniment.cluster import Client, launcher
+from muniment.cluster.settings import load
+from muniment.policies.errors import Unavailable
+
+app = typer.Typer(
+    name="muniment",
+    help="Memory for AI agents, kept as an archive keeps proof.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+console = Console(width=None if sys.stdout.isatty() else 160)  # in a file or a pipe, rows are not folded
+errors = Console(stderr=True)
+
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of the service.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+OneCompany = Annotated[str | None, typer.Option("--company", help="Only this company.", show_default=False)]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.", show_default="8000")]
+
+
+@app.callback()
+def _program() -> None:
+    """Memory for AI agents, kept as an archive keeps proof."""
+
+
+def complain(message: str) -> None:
+    """Says in one line what went wrong."""
+    errors.print(f"muniment: {' '.join(message.split())}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def found(data_dir: Path) -> launcher.Running:
+    """The running service of ``data_dir``. Raises ``Unavailable`` where there is none."""
+    running = launcher.find(data_dir)
+    if running is None:
+        raise Unavailable(f"no service runs on {data_dir}; start one with: muniment up")
+    return running
+
+
+def operator_key(data_dir: Path) -> str:
+    """The operator's key of the service of ``data_dir``. Raises ``Unavailable``."""
+    path = data_dir / launcher.OPERATOR_KEY_FILE
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise Unavailable(f"cannot read {path}: {error.strerror}") from None
+
+
+def operator_client(data_dir: Path | None, company: str) -> Client:
+    """A client that acts for ``company`` with the operator's key of the running service."""
+    where = load(data_dir=data_dir).data_dir
+    return Client(found(where).url, key=operator_key(where), company=company, timeout_seconds=20.0)
