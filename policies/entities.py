@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import re2
 
-from muniment.policies.errors import InvalidInput
 from muniment.policies.model import fold, nfc
 from muniment.policies.terms import JOINERS, STOP_WORDS, TOKEN, word_set
 
@@ -25,6 +24,10 @@ MAX_ENTITY_CHARACTERS: Final = 96
 MAX_PATTERNS: Final = 32
 """Patterns of one company."""
 MAX_PATTERN_CHARACTERS: Final = 256
+MAX_PATTERN_STEPS: Final = 1_500
+"""Instructions of a compiled pattern: searching costs at most so many for each character."""
+READ_FOR_PATTERNS: Final = 4_096
+"""Characters of a text that a company's own patterns are looked for in, the first."""
 _PATTERN_MEMORY_BYTES: Final = 1 << 20
 
 _QUOTED: Final = re.compile(
@@ -46,13 +49,14 @@ _QUANTITY_BEFORE: Final = frozenset("€£¥₹₽₩$#№")
 def extract_entities(text: str, patterns: Sequence[str] = ()) -> tuple[str, ...]:
     """The entities of ``text``, normalised (NFC, case-folded, single spaces) and sorted, at most ``MAX_ENTITIES``.
 
-    ``patterns``: a company's own, as ``check_patterns`` accepts them; each whole match is an entity.
+    ``patterns``: a company's own, as ``check_pattern`` accepts them; each whole match is an entity.
     """
     text = nfc(text)
     found: dict[str, None] = {}
+    start = text[:READ_FOR_PATTERNS]
     for pattern in _compiled(tuple(patterns)):
-        # A bounded number of matches: each may have to read to the end of the text.
-        for match in islice(pattern.finditer(text), MAX_ENTITIES):
+        # A bounded number of matches: each may have to read to the end.
+        for match in islice(pattern.finditer(start), MAX_ENTITIES):
             _keep(found, match.group(0))
     for match in _QUOTED.finditer(text):
         _keep(found, match[match.lastindex or 0])
@@ -65,24 +69,25 @@ def normalise_entity(name: str) -> str:
     return " ".join(fold(name).split())[:MAX_ENTITY_CHARACTERS]
 
 
-def check_patterns(patterns: Sequence[str], pointer: str = "/entity_patterns") -> tuple[str, ...]:
-    """A company's patterns, if they are few, short and in RE2's syntax, which has no exponential or quadratic search.
+def check_pattern(pattern: str) -> str:
+    """A company's own pattern, if it is short, of few steps, and in RE2's syntax, whose searches take linear time.
 
-    Raises ``InvalidInput`` that names the pattern; one that matches the empty text is refused too.
+    Raises ``ValueError`` that says what is wrong; a pattern that matches the empty text is refused too.
     """
-    if len(patterns) > MAX_PATTERNS:
-        raise InvalidInput.at(pointer, f"{len(patterns)} patterns, {MAX_PATTERNS} are allowed")
-    for position, pattern in enumerate(patterns):
-        where = f"{pointer}/{position}"
-        if len(pattern) > MAX_PATTERN_CHARACTERS:
-            raise InvalidInput.at(where, f"longer than {MAX_PATTERN_CHARACTERS} characters")
-        try:
-            matches_nothing = _compile(pattern).search("") is not None
-        except re2.error as error:
-            raise InvalidInput.at(where, f"not a pattern in RE2 syntax: {_reason(error)}") from error
-        if matches_nothing:
-            raise InvalidInput.at(where, "matches the empty text")
-    return tuple(patterns)
+    if len(pattern) > MAX_PATTERN_CHARACTERS:
+        raise ValueError(f"must have at most {MAX_PATTERN_CHARACTERS} characters")
+    try:
+        compiled = compile_pattern(pattern)
+        empty = compiled.search("") is not None
+    except re2.error as error:
+        raise ValueError(f"not a pattern in RE2 syntax: {_reason(error)}") from error
+    if compiled.programsize > MAX_PATTERN_STEPS:
+        raise ValueError(
+            f"takes {compiled.programsize} steps a character, {MAX_PATTERN_STEPS} are allowed: repeat less, or narrower"
+        )
+    if empty:
+        raise ValueError("matches the empty text")
+    return pattern
 
 
 def is_mentioned(entity: str, entities: Iterable[str], text: str) -> bool:
@@ -98,7 +103,7 @@ def count_shared(query_entities: Iterable[str], entities: frozenset[str], text: 
 
 def matching(entities: Iterable[str], pattern: str) -> tuple[str, ...]:
     """The entities that ``pattern`` (RE2 syntax) matches whole."""
-    compiled = _compile(pattern)
+    compiled = compile_pattern(pattern)
     return tuple(entity for entity in entities if compiled.fullmatch(entity) is not None)
 
 
@@ -208,7 +213,8 @@ def _is_identifier(word: str, starts_sentence: bool) -> bool:
     return "-" in word and capitals > (1 if starts_sentence else 0)
 
 
-def _compile(pattern: str) -> Any:
+def compile_pattern(pattern: str) -> Any:
+    """The pattern compiled, in bounded memory. Raises ``re2.error``."""
     options = re2.Options()
     options.max_mem = _PATTERN_MEMORY_BYTES
     options.log_errors = False
@@ -217,7 +223,7 @@ def _compile(pattern: str) -> Any:
 
 @lru_cache(maxsize=256)
 def _compiled(patterns: tuple[str, ...]) -> tuple[Any, ...]:
-    return tuple(_compile(pattern) for pattern in patterns)
+    return tuple(compile_pattern(pattern) for pattern in patterns)
 
 
 def _reason(error: Exception) -> str:

@@ -83,10 +83,10 @@ def _ranks(ranks: tuple[tuple[SourceKind, ...], ...]) -> tuple[tuple[SourceKind,
     return ranks
 
 
-_Name = Annotated[str, Field(max_length=200), AfterValidator(_clean)]
-_Glob = Annotated[str, Field(max_length=200), AfterValidator(_clean)]
-_Owner = Annotated[_Name, AfterValidator(_owner)]
-_Proposers = Annotated[tuple[Annotated[_Name, AfterValidator(_proposer)], ...], Field(max_length=_MAX_PROPOSERS)]
+PolicyName = Annotated[str, Field(max_length=200), AfterValidator(_clean)]
+Glob = Annotated[str, Field(max_length=200), AfterValidator(_clean)]
+_Owner = Annotated[PolicyName, AfterValidator(_owner)]
+_Proposers = Annotated[tuple[Annotated[PolicyName, AfterValidator(_proposer)], ...], Field(max_length=_MAX_PROPOSERS)]
 _Level = Annotated[tuple[SourceKind, ...], Field(min_length=1, max_length=len(SourceKind))]
 _Ranks = Annotated[tuple[_Level, ...], Field(min_length=1, max_length=len(SourceKind)), AfterValidator(_ranks)]
 _Days = Annotated[int, Field(ge=1, le=36_500, strict=True)]
@@ -111,8 +111,8 @@ class FieldPolicy(_Written):
 class SlotPolicy(_Written):
     """Owner and proposers of the slots whose subject and field match; beats every field's policy."""
 
-    subject: _Glob
-    field: _Glob
+    subject: Glob
+    field: Glob
     owner: _Owner | None = None
     proposers: _Proposers | None = None
 
@@ -129,10 +129,10 @@ class PrecedencePolicy(_Written):
     """A company's precedence, as written. The empty policy is the default one."""
 
     ranks: _Ranks = DEFAULT_RANKS
-    fields: Annotated[dict[_Glob, FieldPolicy], Field(max_length=_MAX_FIELDS)] = Field(default_factory=dict)
+    fields: Annotated[dict[Glob, FieldPolicy], Field(max_length=_MAX_FIELDS)] = Field(default_factory=dict)
     slots: Annotated[tuple[SlotPolicy, ...], Field(max_length=_MAX_SLOTS)] = ()
     default_owner: _Owner | None = None
-    sensitive_fields: Annotated[tuple[_Glob, ...], Field(max_length=_MAX_GLOBS)] = DEFAULT_SENSITIVE_FIELDS
+    sensitive_fields: Annotated[tuple[Glob, ...], Field(max_length=_MAX_GLOBS)] = DEFAULT_SENSITIVE_FIELDS
     escalation: EscalationPolicy = EscalationPolicy()
 
     @model_validator(mode="after")

@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any, Final
+from typing import Annotated, Any, Final, Self
 
 import numpy as np
-import re2
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from muniment.policies.entities import check_patterns
-from muniment.policies.errors import InvalidInput
+from muniment.policies.entities import READ_FOR_PATTERNS, check_pattern, compile_pattern
 from muniment.policies.model import SourceKind, fold, nfc
+from muniment.policies.precedence_policy import Glob, glob_matches
 
 MAX_RULES: Final = 256
 
@@ -155,37 +153,43 @@ def _order(
     return places
 
 
+def _caseless(pattern: str) -> str:
+    return f"(?i){pattern}"
+
+
+def _check_caseless(pattern: str) -> str:
+    check_pattern(_caseless(pattern))
+    return pattern
+
+
 class ImportanceRule(BaseModel):
     """Gives ``importance`` to a fact that all the conditions written here hold for.
 
-    ``field``: glob, compared case-folded. ``pattern``: RE2 syntax, searched in the text without regard to case.
+    ``field``: glob (``*``, ``?``), compared folded. ``pattern``: RE2 syntax, searched without regard to case in the
+    first 4,096 characters of the text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    importance: float = Field(ge=0, le=1)
+    importance: float = Field(ge=0, le=1, allow_inf_nan=False)
     source_kind: SourceKind | None = None
-    field: str | None = Field(default=None, max_length=256)
-    pattern: str | None = None
+    field: Glob | None = None
+    pattern: Annotated[str, AfterValidator(_check_caseless)] | None = None
 
-    @field_validator("pattern")
-    @classmethod
-    def _check_pattern(cls, pattern: str | None) -> str | None:
-        if pattern is not None:
-            try:
-                check_patterns((pattern,), "/pattern")
-            except InvalidInput as error:
-                raise ValueError(error.detail) from error
-        return pattern
+    @model_validator(mode="after")
+    def _has_a_condition(self) -> Self:
+        if self.source_kind is None and self.field is None and self.pattern is None:
+            raise ValueError("names no condition; what holds for every other fact is the policy's default")
+        return self
 
 
 class ImportancePolicy(BaseModel):
-    """A company's written importance policy: the first rule that holds decides, else ``default``."""
+    """How important a fact is whose teller does not say: the first rule that holds decides, else ``default``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rules: tuple[ImportanceRule, ...] = Field(default=(), max_length=MAX_RULES)
-    default: float = Field(default=0.5, ge=0, le=1)
+    default: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
 
 
 def default_importance(
@@ -197,9 +201,9 @@ def default_importance(
     for rule in policy.rules:
         if rule.source_kind is not None and rule.source_kind is not source_kind:
             continue
-        if rule.field is not None and (field is None or not fnmatchcase(fold(field), fold(rule.field))):
+        if rule.field is not None and (field is None or not glob_matches(rule.field, fold(field))):
             continue
-        if rule.pattern is not None and _searcher(rule.pattern).search(nfc(text)) is None:
+        if rule.pattern is not None and _searcher(rule.pattern).search(nfc(text)[:READ_FOR_PATTERNS]) is None:
             continue
         return rule.importance
     return policy.default
@@ -207,7 +211,4 @@ def default_importance(
 
 @lru_cache(maxsize=1024)
 def _searcher(pattern: str) -> Any:
-    options = re2.Options()
-    options.case_sensitive = False
-    options.log_errors = False
-    return re2.compile(pattern, options)
+    return compile_pattern(_caseless(pattern))

@@ -21,10 +21,17 @@ import Stemmer
 from muniment.policies.errors import InvalidInput
 from muniment.policies.model import nfc
 
-ENGLISH: Final = "english"
-PORTUGUESE: Final = "portuguese"
-LANGUAGES: Final = frozenset(Stemmer.algorithms())
-"""The languages with a stemmer (Snowball)."""
+ENGLISH: Final = "en"
+PORTUGUESE: Final = "pt"
+LANGUAGES: Final = {
+    "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek",
+    "en": "english", "eo": "esperanto", "es": "spanish", "et": "estonian", "eu": "basque", "fa": "persian",
+    "fi": "finnish", "fr": "french", "ga": "irish", "hi": "hindi", "hu": "hungarian", "hy": "armenian",
+    "id": "indonesian", "it": "italian", "lt": "lithuanian", "ne": "nepali", "nl": "dutch", "no": "norwegian",
+    "pl": "polish", "pt": "portuguese", "ro": "romanian", "ru": "russian", "sr": "serbian", "st": "sesotho",
+    "sv": "swedish", "ta": "tamil", "tr": "turkish", "yi": "yiddish",
+}  # fmt: skip
+"""The languages with a stemmer (Snowball), by their ISO 639-1 codes."""
 DEFAULT_LANGUAGES: Final = (ENGLISH, PORTUGUESE)
 """What a company writes in when it does not say; the first one where a text does not tell."""
 
@@ -98,7 +105,7 @@ def check_languages(languages: Sequence[str], pointer: str = "/languages") -> tu
     for position, language in enumerate(languages):
         if language not in LANGUAGES:
             raise InvalidInput.at(
-                f"{pointer}/{position}", f"no stemmer for {language!r}; there are {', '.join(sorted(LANGUAGES))}"
+                f"{pointer}/{position}", f"no stemmer for {language!r}; there are {', '.join(LANGUAGES)}"
             )
     return tuple(languages)
 
@@ -180,7 +187,7 @@ def _token_terms(token: str, language: str, found: list[str]) -> None:
     parts = [part for piece in _SPLIT.split(token) for part in _CAMEL.split(piece) if part][:_MAX_PARTS]
     if len(parts) > 1 and parts[-1].lower() in _CLITICS:
         parts.pop()
-    folded = [fold_accents(part) for part in parts]
+    folded = [part for part in map(fold_accents, parts) if part]
     for part in folded:
         if _SPACELESS.search(part):
             _spaceless_terms(part, language, found)
@@ -220,7 +227,7 @@ class _Stemmers(threading.local):
     def get(self, language: str) -> Stemmer.Stemmer:
         stemmer = self.by_language.get(language)
         if stemmer is None:
-            stemmer = self.by_language[language] = Stemmer.Stemmer(language)
+            stemmer = self.by_language[language] = Stemmer.Stemmer(LANGUAGES[language])
         return stemmer
 
 

@@ -159,10 +159,15 @@ def test_importance_by_rule() -> None:
     assert importance("FATAL", explicit=0.0) == 0.0
 
 
-@pytest.mark.parametrize("pattern", ["(a", "a*", "a" * 300, r"(a)\1"])
+@pytest.mark.parametrize("pattern", ["(a", "a*", "a" * 300, r"(a)\1", "a.{500}b", ")|(a"])
 def test_a_bad_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(ValidationError, match="pattern"):
         ImportanceRule(importance=0.5, pattern=pattern)
+
+
+def test_a_rule_without_a_condition_is_refused() -> None:
+    with pytest.raises(ValidationError, match="names no condition"):
+        ImportanceRule(importance=0.5)
 
 
 def test_bad_settings_are_refused() -> None:
