@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +25,11 @@ class Service:
     data_dir: Path
     key: str
 
+    @property
+    def operator_key(self) -> str:
+        """The key of who runs the service."""
+        return (self.data_dir / launcher.OPERATOR_KEY_FILE).read_text().strip()
+
     def client(self, via: str, connections: int = 64) -> AsyncClient:
         """A client through ``http``, or through actor ``handle``s from this process."""
         address: Any = self.url if via == "http" else self.data_dir
@@ -31,13 +37,23 @@ class Service:
 
 
 @contextmanager
-def service() -> Iterator[Service]:
-    """Starts a service with the default settings on a free port; stops it, and this process's part in its Ray."""
-    with TemporaryDirectory(prefix="muniment-bench-", ignore_cleanup_errors=True) as folder:
+def service(variables: Mapping[str, str] | None = None, data_dir: Path | None = None) -> Iterator[Service]:
+    """Starts a service on a free port; stops it, and this process's part in its Ray.
+
+    ``variables``: settings other than the defaults. ``data_dir``: its folder, else one that goes when it ends.
+    """
+    made = TemporaryDirectory(prefix="muniment-bench-", ignore_cleanup_errors=True) if data_dir is None else None
+    with made or nullcontext(str(data_dir)) as folder:
         data_dir = Path(folder).resolve()
         command = [sys.executable, "-m", "muniment.deploy.cli", "up", "--detach", "--port", "0", "--data-dir", folder]
         try:
-            subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                command,
+                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, **(variables or {})},
+            )
             running = launcher.find(data_dir)
             assert running is not None
             operator = (data_dir / launcher.OPERATOR_KEY_FILE).read_text().strip()
