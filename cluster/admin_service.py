@@ -1,4 +1,4 @@
-"""Who calls, and what administrators do: companies, keys, classifications, precedence policies."""
+"""Who calls, and what administrators do: companies, keys, classifications, policies."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from muniment.cluster.schemas import (
     CompanyRequest,
     KeyRequest,
     KeysQuery,
+    MemoryPolicyRequest,
     PrecedenceRequest,
 )
 from muniment.cluster.schemas.admin import CompanyName, UserName
@@ -43,6 +44,7 @@ from muniment.policies.errors import (
     Unauthenticated,
     Unavailable,
 )
+from muniment.policies.memory_policy import MemoryPolicy
 from muniment.policies.precedence_policy import PrecedencePolicy
 
 T = TypeVar("T")
@@ -232,7 +234,7 @@ class AdminService:
         await self._run(self._store.revoke_key, require_company(principal), key_id, principal.actor)
         return {"id": key_id, "revoked": True}
 
-    # Tools and precedence
+    # Tools and policies
 
     async def classify(self, principal: Principal, tool: str, request: ClassificationRequest) -> Answer:
         """Replaces the classification of a tool."""
@@ -256,7 +258,7 @@ class AdminService:
         require(principal, Permission.CURATE)
         body = request.root.model_dump(mode="json", exclude_none=True)
         company = require_company(principal)
-        return _precedence_out(await self._run(self._store.put_precedence, company, body, principal.actor))
+        return _policy_out(await self._run(self._store.put_precedence, company, body, principal.actor))
 
     async def precedence(self, principal: Principal) -> Answer:
         """The precedence policy in force; version 0 is the default, which nobody wrote."""
@@ -264,7 +266,22 @@ class AdminService:
         found = await self._read(self._store.precedence, require_company(principal))
         if found is None:
             return {**PrecedencePolicy().model_dump(mode="json", exclude_none=True), "version": 0}
-        return _precedence_out(found)
+        return _policy_out(found)
+
+    async def set_memory_policy(self, principal: Principal, request: MemoryPolicyRequest) -> Answer:
+        """Replaces the memory policy."""
+        require(principal, Permission.CURATE)
+        body = request.root.model_dump(mode="json", exclude_none=True)
+        company = require_company(principal)
+        return _policy_out(await self._run(self._store.put_memory_policy, company, body, principal.actor))
+
+    async def memory_policy(self, principal: Principal) -> Answer:
+        """The memory policy in force; version 0 is the default, which nobody wrote."""
+        require(principal, Permission.CURATE)
+        found = await self._read(self._store.memory_policy, require_company(principal))
+        if found is None:
+            return {**MemoryPolicy().model_dump(mode="json", exclude_none=True), "version": 0}
+        return _policy_out(found)
 
 
 def _no_wider(principal: Principal, request: KeyRequest) -> KeyRequest:
@@ -305,5 +322,5 @@ def _classification_out(tool: str, found: Versioned) -> Answer:
     return {**found.body, "tool": tool, "version": found.version}
 
 
-def _precedence_out(found: Versioned) -> Answer:
+def _policy_out(found: Versioned) -> Answer:
     return {**found.body, "version": found.version}

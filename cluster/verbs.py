@@ -157,6 +157,14 @@ class Verbs(Generic[Returned]):
         """Replaces the precedence policy."""
         return self._send(Request("set_precedence", "PUT", "/v1/policies/precedence", body=plain(policy)))
 
+    def memory_policy(self) -> Returned:
+        """The memory policy in force: importance, entities, languages, retention."""
+        return self._get("memory_policy", "/v1/policies/memory")
+
+    def set_memory_policy(self, policy: Json) -> Returned:
+        """Replaces the memory policy."""
+        return self._send(Request("set_memory_policy", "PUT", "/v1/policies/memory", body=plain(policy)))
+
     def simulate(self, policy: Json, *, since: datetime | None = None) -> Returned:
         """What a precedence policy would have decided differently."""
         return self._post("simulate", "/v1/policies/precedence/simulate", policy=policy, since=since)

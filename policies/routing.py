@@ -20,6 +20,10 @@ from muniment.policies.entities import is_mentioned, matching
 MINILM_THRESHOLD: Final = 0.70
 """Gate threshold of the packaged all-MiniLM-L6-v2 (cosine similarity). On long conversations it loses 0.0004 of
 recall@10 against always searching L2; 0.65 loses 0.009 and 0.60 loses 0.026."""
+DEFAULT_THRESHOLDS: Final = {"all-MiniLM-L6-v2": MINILM_THRESHOLD}
+"""Gate thresholds by embedding model, where a company has none of its own."""
+ALWAYS: Final = 1.0
+"""The threshold of a model that nobody calibrated: L2 is searched as good as always, so that nothing is missed."""
 PAPER_THRESHOLD: Final = 0.84
 """The published threshold, made for e5-large-v2 (cosine similarity)."""
 PAPER_ENTITIES: Final = r"node-\d+|err_[a-z_]+|subsystem-\d+|0x[0-9a-f]{4}"
@@ -169,6 +173,11 @@ class GateDecision:
             "query_entities": list(self.query_entities),
             "uncovered": list(self.uncovered),
         }
+
+
+def default_threshold(model: str) -> float:
+    """The gate's threshold under an embedding model for a company that was not calibrated."""
+    return DEFAULT_THRESHOLDS.get(model, ALWAYS)
 
 
 def counted_entities(entities: Sequence[str], profile: RecallProfile) -> tuple[str, ...]:

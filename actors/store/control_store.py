@@ -11,7 +11,7 @@ import hmac
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from muniment.actors.store.control_tables import (
     companies,
     control_decisions,
     control_heads,
+    memory_policies,
     partition_map,
     precedence_policies,
 )
@@ -55,6 +56,24 @@ class Versioned:
     body: dict[str, Any]
     at: datetime
     actor: str
+
+
+#: What tells two states of what is written for a company apart; see ``ControlStore.in_force``.
+InForce = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The gate's threshold that suits a company's facts under an embedding model, and what it was found by.
+
+    ``queries``: how many were asked. ``searches_l2``: the share of them that search L2 with it. ``recall_lost``: what
+    that costs against always searching.
+    """
+
+    threshold: float
+    queries: int
+    searches_l2: float
+    recall_lost: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +140,8 @@ class ControlStore:
         named = {
             "classifications": classifications,
             "precedence_policies": precedence_policies,
+            "memory_policies": memory_policies,
+            "calibrations": calibrations,
             "control_decisions": control_decisions,
         }
         with self._writing() as connection:
@@ -248,11 +269,21 @@ class ControlStore:
         with self._reading() as connection:
             return _newest(connection, precedence_policies, {"company": company})
 
-    def precedence_version(self, company: str) -> int:
-        """The number of the version in force, 0 where nobody wrote one; to know whether a copy is still right."""
-        query = sa.select(sa.func.max(precedence_policies.c.version)).where(precedence_policies.c.company == company)
+    def put_memory_policy(self, company: str, body: dict[str, Any], actor: str) -> Versioned:
+        """Stores a new version; the same body again is no new version."""
+        with self._writing() as connection:
+            _require_open(connection, company)
+            return self._put(connection, memory_policies, {"company": company}, body, actor)
+
+    def memory_policy(self, company: str) -> Versioned | None:
+        """The version in force, or None where nobody wrote one."""
         with self._reading() as connection:
-            return connection.execute(query).scalar() or 0
+            return _newest(connection, memory_policies, {"company": company})
+
+    def in_force(self, company: str) -> InForce:
+        """Changes with whatever is written for the company's memory; to know whether a copy is still right."""
+        with self._reading() as connection:
+            return tuple(connection.execute(_IN_FORCE, {"company": company}).one())
 
     def precedence_versions(self, company: str) -> list[Versioned]:
         """Every version that is kept, oldest first."""
@@ -274,13 +305,31 @@ class ControlStore:
         old = [table.c[name] == value for name, value in identity.items()]
         connection.execute(table.delete().where(*old, table.c.version <= version - KEPT_VERSIONS))
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        kind = "policy" if table is precedence_policies else "classification"
+        kind = _KINDS[table]
         named = {name: value for name, value in identity.items() if name != "company"}
         inputs = {**named, "version": version, "sha256": digest}
         self._record(connection, identity["company"], kind, "written", actor, inputs, version)
         return Versioned(version=version, body=body, at=now, actor=actor)
 
-    # Partitions and calibrations
+    # Calibrations
+
+    def calibrate(self, company: str, model: str, found: Calibration, actor: str) -> None:
+        """Stores what was found for a company under a model, in place of what was found before."""
+        row = {"company": company, "model": model, "at": microseconds(self._clock()), "body": asdict(found)}
+        with self._writing() as connection:
+            _require_open(connection, company)
+            where = (calibrations.c.company == company, calibrations.c.model == model)
+            connection.execute(calibrations.delete().where(*where))
+            connection.execute(calibrations.insert().values(row))
+            self._record(connection, company, "calibration", "written", actor, {"model": model, **asdict(found)})
+
+    def calibrations(self, company: str) -> dict[str, Calibration]:
+        """What was found for the company, by model."""
+        query = sa.select(calibrations).where(calibrations.c.company == company)
+        with self._reading() as connection:
+            return {row.model: Calibration(**row.body) for row in connection.execute(query)}
+
+    # Partitions
 
     def partitions(self, role: MemberRole) -> tuple[int, ...] | None:
         """The member of each partition, or None before the first ``assign_partitions``."""
@@ -301,24 +350,15 @@ class ControlStore:
                 )
             return after
 
-    def calibration(self, name: str) -> Any:
-        """The calibrated value of this name, or None."""
-        with self._reading() as connection:
-            return connection.execute(sa.select(calibrations.c.value).where(calibrations.c.name == name)).scalar()
-
-    def calibrate(self, name: str, value: Any) -> None:
-        """Stores a calibrated value: plain JSON, never null."""
-        row = {"name": name, "at": microseconds(self._clock()), "value": value}
-        with self._writing() as connection:
-            connection.execute(calibrations.delete().where(calibrations.c.name == name))
-            connection.execute(calibrations.insert().values(row))
-
     # Decisions
 
     def decisions(
         self, company: str, after: tuple[int, str, int] = (0, "", 0), limit: int = 200, kind: str | None = None
     ) -> list[dict[str, Any]]:
-        """Entries of the control decision log (kinds company, key, classification, policy), oldest first."""
+        """Entries of the control decision log , oldest first.
+
+        Kinds: company, key, classification, policy, memory_policy, calibration.
+        """
         with self._reading() as connection:
             return list(_log().entries(connection, company, after=after, limit=limit, kind=kind))
 
@@ -344,7 +384,7 @@ class ControlStore:
             at=now,
             kind=kind,
             rule="permission",
-            reason=f"{kind} {outcome}",
+            reason=f"{kind.replace('_', ' ')} {outcome}",
             actor=actor,
             outcome=outcome,
             policy_version=version,
@@ -354,6 +394,25 @@ class ControlStore:
         # Several processes write here, each in its own transaction: the head is locked and read afresh.
         connection.execute(sa.select(control_heads.c.seq).where(control_heads.c.stream == stream).with_for_update())
         _log().append(connection, stream, company, [decision])
+
+
+#: What the control log calls what is written in versions.
+_KINDS = {classifications: "classification", precedence_policies: "policy", memory_policies: "memory_policy"}
+
+
+def _in_force() -> sa.Select[Any]:
+    """The version and time of each policy's newest version, and the time of the newest calibration."""
+    company = sa.bindparam("company", type_=sa.String)
+    newest = [
+        sa.select(column).where(table.c.company == company).order_by(table.c.version.desc()).limit(1).scalar_subquery()
+        for table in (precedence_policies, memory_policies)
+        for column in (table.c.version, table.c.at)
+    ]
+    calibrated = sa.select(sa.func.max(calibrations.c.at)).where(calibrations.c.company == company)
+    return sa.select(*newest, calibrated.scalar_subquery())
+
+
+_IN_FORCE = _in_force()
 
 
 @contextmanager

@@ -38,15 +38,22 @@ classifications = sa.Table(
     sa.Column("actor", sa.Text, nullable=False),
     sa.Column("body", sa.JSON, nullable=False),
 )
-precedence_policies = sa.Table(
-    "precedence_policies",
-    metadata,
-    sa.Column("company", sa.String(128), primary_key=True),
-    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("at", sa.BigInteger, nullable=False),
-    sa.Column("actor", sa.Text, nullable=False),
-    sa.Column("body", sa.JSON, nullable=False),
-)
+
+
+def _policies(name: str) -> sa.Table:
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("company", sa.String(128), primary_key=True),
+        sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("at", sa.BigInteger, nullable=False),
+        sa.Column("actor", sa.Text, nullable=False),
+        sa.Column("body", sa.JSON, nullable=False),
+    )
+
+
+precedence_policies = _policies("precedence_policies")
+memory_policies = _policies("memory_policies")
 partition_map = sa.Table(
     "partition_map",
     metadata,
@@ -55,12 +62,14 @@ partition_map = sa.Table(
     sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("member", sa.Integer, nullable=False),
 )
+#: What was found to suit a company's facts under an embedding model; see ``control_store.Calibration``.
 calibrations = sa.Table(
     "calibrations",
     metadata,
-    sa.Column("name", sa.String(255), primary_key=True),
+    sa.Column("company", sa.String(128), primary_key=True),
+    sa.Column("model", sa.Text, primary_key=True),
     sa.Column("at", sa.BigInteger, nullable=False),
-    sa.Column("value", sa.JSON, nullable=False),
+    sa.Column("body", sa.JSON, nullable=False),
 )
 control_decisions = decision_table("control_decisions")
 control_heads = head_table("control_decisions")
@@ -73,6 +82,7 @@ TABLES = Schema(
         access_keys,
         classifications,
         precedence_policies,
+        memory_policies,
         partition_map,
         calibrations,
         control_decisions,

@@ -1,72 +1,106 @@
-"""A company's precedence policies as they were written over time, out of the control store.
+"""What is written for a company's memory, out of the control store: its policies, and its gate's threshold.
 
-What is in force is asked of the store for each request. What it last said is kept for two things: for the many
-questions of one request, and for recalls while the store is away.
+What is in force is asked of the store for each request. What it last said is kept for three things: a policy is read
+again only where it changed; the many questions of one request are about one state; and recalls go on while the store is
+away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
-from muniment.actors.store.control_store import ControlStore
+from muniment.actors.store.control_store import Calibration, ControlStore, InForce, Versioned
 from muniment.actors.store.reach import Reach
 from muniment.policies.errors import StoreUnavailable
+from muniment.policies.memory_policy import MemoryPolicy
 from muniment.policies.model import Slot
 from muniment.policies.precedence_policy import PrecedencePolicy, SlotRules, parse_policy, resolve
+from muniment.policies.routing import default_threshold
 
 _DEFAULT = PrecedencePolicy()
+_DEFAULT_MEMORY = MemoryPolicy()
 _CACHED = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """A company's state: what tells it apart from others, and what is written in it."""
+
+    state: InForce
+    version: int
+    precedence: PrecedencePolicy
+    memory: MemoryPolicy
+    calibrations: Mapping[str, Calibration]
+
+
 class PolicyBook:
-    """Policies by version, and which one is in force."""
+    """What is in force for each company, and precedence policies as they were written over time."""
 
     def __init__(self, control: ControlStore) -> None:
         self._control = control
-        self._parsed: dict[tuple[str, int], PrecedencePolicy] = {}
-        self._last: dict[str, tuple[int, PrecedencePolicy]] = {}
+        self._parsed: dict[tuple[str, int, datetime], PrecedencePolicy] = {}
+        self._last: dict[str, _Page] = {}
         self._reach = Reach()
 
     def current(self, company: str) -> tuple[int, PrecedencePolicy]:
-        """The version in force and the policy; 0 and the default one where nobody wrote any."""
-        found = self._ask(company)
-        if len(self._last) >= _CACHED and company not in self._last:
-            self._last.pop(next(iter(self._last)))
-        self._last[company] = found
-        return found
+        """The version of the precedence policy in force and the policy; 0 and the default one where nobody wrote any.
+
+        Asks the store, and with it whatever else is in force.
+        """
+        page = self._ask(company)
+        return page.version, page.precedence
 
     def known(self, company: str) -> tuple[int, PrecedencePolicy]:
-        """What ``current`` said last; asked where it was never asked."""
-        return self._last.get(company) or self.current(company)
+        """The same, as it was when the company was last asked about; asked where it never was."""
+        page = self._known(company)
+        return page.version, page.precedence
+
+    def memory(self, company: str) -> MemoryPolicy:
+        """The memory policy, as it was when the company was last asked about; asked where it never was."""
+        return self._known(company).memory
+
+    def threshold(self, company: str, model: str) -> float:
+        """The gate's threshold under an embedding model, as it was when the company was last asked about."""
+        found = self._known(company).calibrations.get(model)
+        return default_threshold(model) if found is None else found.threshold
 
     async def refresh(self, company: str) -> bool:
-        """Has ``known`` say what is in force now. False: the store is away, and what was known goes on holding.
+        """Has ``known``, ``memory`` and ``threshold`` say what is in force now.
 
-        Raises ``StoreUnavailable`` where nothing is known.
+        False: the store is away, and what was known goes on holding. Raises ``StoreUnavailable`` where nothing is.
         """
         try:
             if self._control.local:
-                self.current(company)
+                self._ask(company)
             else:
-                await self._reach.ask(self.current, company)
+                await self._reach.ask(self._ask, company)
         except StoreUnavailable:
             if company not in self._last:
                 raise
             return False
         return True
 
-    def _ask(self, company: str) -> tuple[int, PrecedencePolicy]:
-        version = self._control.precedence_version(company)
-        if version == 0:
-            return 0, _DEFAULT
-        known = self._parsed.get((company, version))
-        if known is None:
-            found = self._control.precedence(company)
-            if found is None:
-                return 0, _DEFAULT
-            version, known = found.version, self._parse(company, found.version, found.body)
-        return version, known
+    def _known(self, company: str) -> _Page:
+        return self._last.get(company) or self._ask(company)
+
+    def _ask(self, company: str) -> _Page:
+        state = self._control.in_force(company)
+        page = self._last.get(company)
+        if page is None or page.state != state:
+            precedence, memory = self._control.precedence(company), self._control.memory_policy(company)
+            page = _Page(
+                state,
+                0 if precedence is None else precedence.version,
+                _DEFAULT if precedence is None else self._parse(company, precedence),
+                _DEFAULT_MEMORY if memory is None else MemoryPolicy.model_validate(memory.body),
+                self._control.calibrations(company),
+            )
+            if len(self._last) >= _CACHED and company not in self._last:
+                self._last.pop(next(iter(self._last)))
+            self._last[company] = page
+        return page
 
     def rules(self, slot: Slot) -> SlotRules:
         """What the policy in force says of a slot."""
@@ -80,7 +114,7 @@ class PolicyBook:
     def rules_at(self, slot: Slot) -> Callable[[datetime], SlotRules]:
         """The slot's rules as the policy stood at a moment; before the first one was written, the default's."""
         versions = [
-            (found.at, resolve(self._parse(slot.company, found.version, found.body), slot))
+            (found.at, resolve(self._parse(slot.company, found), slot))
             for found in self._control.precedence_versions(slot.company)
         ]
         default = resolve(_DEFAULT, slot)
@@ -90,10 +124,10 @@ class PolicyBook:
 
         return at
 
-    def _parse(self, company: str, version: int, body: object) -> PrecedencePolicy:
-        key = (company, version)
+    def _parse(self, company: str, found: Versioned) -> PrecedencePolicy:
+        key = (company, found.version, found.at)
         if key not in self._parsed:
             if len(self._parsed) >= _CACHED:
                 self._parsed.clear()
-            self._parsed[key] = parse_policy(body)
+            self._parsed[key] = parse_policy(found.body)
         return self._parsed[key]

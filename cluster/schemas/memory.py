@@ -29,6 +29,7 @@ from muniment.cluster.schemas.base import (
     json_object,
     problem,
 )
+from muniment.policies.memory_policy import MemoryPolicy
 from muniment.policies.model import ConflictKind, Fact, Scope, Source, SourceKind, Status
 from muniment.policies.precedence_policy import PrecedencePolicy
 
@@ -253,6 +254,16 @@ Policy = Annotated[PrecedencePolicy, BeforeValidator(_policy)]
 
 class PrecedenceRequest(RootModel[Policy]):
     """The whole precedence policy of a company; it replaces the one before."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+def _memory_policy(value: Any) -> Any:
+    return value if isinstance(value, MemoryPolicy) else json_object(value, MAX_POLICY_DEPTH, MAX_POLICY_BYTES)
+
+
+class MemoryPolicyRequest(RootModel[Annotated[MemoryPolicy, BeforeValidator(_memory_policy)]]):
+    """The whole memory policy of a company; it replaces the one before."""
 
     model_config = ConfigDict(frozen=True)
 

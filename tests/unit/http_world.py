@@ -33,6 +33,7 @@ REQUESTS: dict[str, Any] = {
     "expire": {"reason": "y"},
     "resolve": {"decision": "keep_incumbent"},
     "set_precedence": {"default_owner": "ana"},
+    "set_memory_policy": {"languages": ["pt"]},
     "simulate": {"policy": {}},
     "classify": {"key_paths": ["/to"], "window": {"seconds": 60}},
     "propose": PROPOSAL,

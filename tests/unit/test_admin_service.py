@@ -17,12 +17,14 @@ from muniment.cluster.schemas import (
     CompanyRequest,
     KeyRequest,
     KeysQuery,
+    MemoryPolicyRequest,
     PrecedenceRequest,
     parse,
 )
 from muniment.policies.access import Principal, Role
 from muniment.policies.effect_gate import Window
 from muniment.policies.errors import Forbidden, InvalidInput, NotFound, StateConflict, Unauthenticated, Unavailable
+from muniment.policies.memory_policy import MemoryPolicy
 from muniment.policies.model import SourceKind
 
 CLASSIFICATION = {"key_paths": ["to.name"], "window": {"seconds": 60}, "lease_seconds": 5}
@@ -147,6 +149,8 @@ def test_every_verb_asks_who_it_is_for(service):
         service.classification(AGENT, "mail"),
         service.set_precedence(AGENT, parse(PrecedenceRequest, {})),
         service.precedence(AGENT),
+        service.set_memory_policy(AGENT, parse(MemoryPolicyRequest, {})),
+        service.memory_policy(AGENT),
     ):
         with pytest.raises(Forbidden):
             run(work)
@@ -184,7 +188,8 @@ def test_what_arrives_while_a_company_is_erased_is_erased_too(service, parts):
     parts[0].arriving = 2
     assert run(service.delete_company(OPERATOR, "acme")) == {
         "erased": {
-            "keys": 0, "facts": 6 + 2 + 1, "classifications": 0, "precedence_policies": 0, "control_decisions": 1
+            "keys": 0, "facts": 6 + 2 + 1, "classifications": 0, "precedence_policies": 0, "memory_policies": 0,
+            "calibrations": 0, "control_decisions": 1
         },
         "remaining": 0,
     }  # fmt: skip
@@ -216,6 +221,18 @@ def test_a_tool_is_classified(service):
     assert (domain.window, domain.lease_seconds, domain.key_paths[0].pointer) == (Window(seconds=60), 5, "/to/name")
     off = run(service.classify(ADMIN, "mail", parse(ClassificationRequest, {"key_paths": [], "window": "off"})))
     assert (off["window"], off["version"]) == ("off", 2)
+
+
+def test_the_memory_policy_is_replaced_whole(service):
+    assert run(service.memory_policy(ADMIN)) == {
+        **MemoryPolicy().model_dump(mode="json", exclude_none=True),
+        "version": 0,
+    }
+    policy = {"entities": {"order": "ord-[0-9]+"}, "retention": "lru"}
+    written = run(service.set_memory_policy(ADMIN, parse(MemoryPolicyRequest, policy)))
+    assert {name: written[name] for name in ("entities", "retention", "version")} == {**policy, "version": 1}
+    assert run(service.memory_policy(ADMIN)) == written
+    assert "retention" not in run(service.set_memory_policy(ADMIN, parse(MemoryPolicyRequest, {})))
 
 
 def test_precedence_is_replaced_whole(service):

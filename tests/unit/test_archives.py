@@ -42,7 +42,9 @@ def test_a_company_moves_by_two_commands(data_dir: Path, tmp_path: Path) -> None
     report = json.loads(verified.stdout)
     assert (verified.exit_code, report["intact"], report["checked"]["companies"]) == (0, True, 1)
     control = ControlStore(sqlite_url(other / "control.db"))
-    assert control.precedence_version("acme") == 1
+    policy = control.precedence("acme")
+    assert policy is not None
+    assert policy.version == 1
     control.close()
 
 

@@ -3,13 +3,14 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
 
 from muniment.actors.store import control_store
-from muniment.actors.store.control_store import ControlStore
+from muniment.actors.store.control_store import Calibration, ControlStore
 from muniment.actors.store.engine import sqlite_url
 from muniment.actors.store.keys import OPERATOR_ID, ensure_operator_key, key_hash, key_id_of, new_key
 from muniment.policies.access import Role
@@ -183,7 +184,9 @@ def test_an_erased_company_leaves_nothing_and_its_name_can_be_used_afresh(store)
             refused()
     assert store.close_company("acme") == 0
     erased = store.erase_company("acme", "key:operator")
-    assert erased == {"classifications": 1, "precedence_policies": 1, "control_decisions": 4}
+    assert erased == {
+        "classifications": 1, "precedence_policies": 1, "memory_policies": 0, "calibrations": 0, "control_decisions": 4
+    }  # fmt: skip
     assert store.decisions("acme") == []
     assert kinds(store, "") == [("company", "erased")]
     with pytest.raises(NotFound):
@@ -195,11 +198,10 @@ def test_an_erased_company_leaves_nothing_and_its_name_can_be_used_afresh(store)
 
 def test_written_things_have_versions(store):
     assert store.precedence("acme") is None
-    assert store.precedence_version("acme") == 0
     first = store.put_precedence("acme", {"default_owner": "ana"}, "ana")
     assert store.put_precedence("acme", {"default_owner": "ana"}, "lee") == first
     second = store.put_precedence("acme", {"default_owner": "lee"}, "lee")
-    assert (first.version, second.version, store.precedence_version("acme")) == (1, 2, 2)
+    assert (first.version, second.version) == (1, 2)
     assert store.precedence("acme") == second
     assert [entry["policy_version"] for entry in store.decisions("acme", kind="policy")] == [1, 2]
     store.create_company("globex", "key:operator")
@@ -224,11 +226,39 @@ def test_the_partition_map_is_stored_and_moves_little(store, url):
     assert len(store.decisions("")) == 2
 
 
-def test_calibrations(store):
-    assert store.calibration("gate") is None
-    store.calibrate("gate", {"threshold": 0.84})
-    store.calibrate("gate", {"threshold": 0.5})
-    assert store.calibration("gate") == {"threshold": 0.5}
+def test_memory_policies_have_versions_of_their_own(store):
+    assert store.memory_policy("acme") is None
+    first = store.put_memory_policy("acme", {"languages": ["pt"]}, "ana")
+    second = store.put_memory_policy("acme", {"languages": ["en"]}, "ana")
+    assert (first.version, second.version, store.memory_policy("acme")) == (1, 2, second)
+    assert [entry["kind"] for entry in store.decisions("acme")][-2:] == ["memory_policy"] * 2
+
+
+def test_calibrations_are_by_company_and_model(store):
+    assert store.calibrations("acme") == {}
+    found = Calibration(threshold=0.8, queries=400, searches_l2=0.5, recall_lost=0.001)
+    again = replace(found, threshold=0.7)
+    store.calibrate("acme", "m", found, "key:operator")
+    store.calibrate("acme", "m", again, "key:operator")
+    store.calibrate("acme", "n", found, "key:operator")
+    assert store.calibrations("acme") == {"m": again, "n": found}
+    assert store.decisions("acme")[-1]["inputs"] == {"model": "n", **asdict(found)}
+    with pytest.raises(NotFound):
+        store.calibrate("initech", "m", found, "key:operator")
+
+
+def test_what_is_in_force_changes_with_everything_that_is_written(store):
+    seen = {store.in_force("acme")}
+    for write in (
+        lambda: store.put_precedence("acme", {"default_owner": "ana"}, "ana"),
+        lambda: store.put_memory_policy("acme", {"languages": ["pt"]}, "ana"),
+        lambda: store.calibrate("acme", "m", Calibration(threshold=1, queries=1, searches_l2=1, recall_lost=0), "ana"),
+    ):
+        write()
+        assert store.in_force("acme") not in seen
+        seen.add(store.in_force("acme"))
+    store.create_company("other", "ana")
+    assert store.in_force("other") == (None,) * 5
 
 
 def test_several_processes_write_one_chain(store, url):

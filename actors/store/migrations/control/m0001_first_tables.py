@@ -19,10 +19,11 @@ def upgrade() -> None:
     """Makes the tables."""
     op.create_table(
         "calibrations",
-        sa.Column("name", _text(255), nullable=False),
+        sa.Column("company", _text(128), nullable=False),
+        sa.Column("model", _text(), nullable=False),
         sa.Column("at", sa.BigInteger(), nullable=False),
-        sa.Column("value", sa.JSON(), nullable=False),
-        sa.PrimaryKeyConstraint("name"),
+        sa.Column("body", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("company", "model"),
     )
     op.create_table(
         "classifications",
@@ -88,15 +89,16 @@ def upgrade() -> None:
         sa.Column("member", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("role", "partition"),
     )
-    op.create_table(
-        "precedence_policies",
-        sa.Column("company", _text(128), nullable=False),
-        sa.Column("version", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("at", sa.BigInteger(), nullable=False),
-        sa.Column("actor", _text(), nullable=False),
-        sa.Column("body", sa.JSON(), nullable=False),
-        sa.PrimaryKeyConstraint("company", "version"),
-    )
+    for policies in ("memory_policies", "precedence_policies"):
+        op.create_table(
+            policies,
+            sa.Column("company", _text(128), nullable=False),
+            sa.Column("version", sa.Integer(), autoincrement=False, nullable=False),
+            sa.Column("at", sa.BigInteger(), nullable=False),
+            sa.Column("actor", _text(), nullable=False),
+            sa.Column("body", sa.JSON(), nullable=False),
+            sa.PrimaryKeyConstraint("company", "version"),
+        )
     op.create_table(
         "access_keys",
         sa.Column("id", _text(64), nullable=False),
