@@ -46,12 +46,11 @@ from muniment.policies.access import (
 )
 from muniment.policies.errors import Forbidden, NotFound
 from muniment.policies.model import Fact, Scope, Slot, SourceKind, Status, fold
-from muniment.policies.retention import ImportancePolicy, default_importance
+from muniment.policies.retention import default_importance
 
 Answer = dict[str, Any]
 #: Facts that one page of a filtered list looks at, however few of them fit.
 _SCANNED = 2_000
-_IMPORTANCE = ImportancePolicy()
 
 
 def actor_record(principal: Principal) -> Record:
@@ -120,6 +119,7 @@ class MemoryService:
     async def remember(self, principal: Principal, request: RememberRequest) -> Answer:
         """Tells facts. What the key may not say is rejected, each fact by itself; the rest commits together."""
         company = require_company(principal)
+        await self._policies.refresh(company)  # says how important a fact is whose teller does not
         results: list[Answer | None] = []
         told: list[Record] = []
         for fact in request.facts:
@@ -154,7 +154,7 @@ class MemoryService:
             source_kind=fact.source.kind,
             field=fact.field,
             text=fact.text,
-            policy=_IMPORTANCE,
+            policy=self._policies.memory(company).importance,
         )
         return fact.to_domain(
             id="",
