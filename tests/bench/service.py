@@ -24,6 +24,8 @@ class Service:
     url: str
     data_dir: Path
     key: str
+    #: The data directories that its processes name in their environment; two where the Ray cluster is not its own.
+    process_dirs: tuple[Path, ...]
 
     @property
     def operator_key(self) -> str:
@@ -60,7 +62,7 @@ def service(variables: Mapping[str, str] | None = None, data_dir: Path | None = 
             with Client(running.url, key=operator, company=COMPANY) as client:
                 client.create_company(COMPANY)
                 key = client.create_key(("admin",), company=COMPANY)["key"]
-            yield Service(running.url, data_dir, key)
+            yield Service(running.url, data_dir, key, (data_dir,))
         finally:
             import ray
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def resident_bytes(pid: int) -> int:
 class Watch:
     """Samples of memory, in bytes by kind of process, and who was killed. Times are seconds since ``start``."""
 
-    data_dir: Path
+    dirs: Sequence[Path]
     start: float
     clock: Callable[[], float]
     samples: list[dict[str, Any]] = field(default_factory=list)
@@ -50,12 +50,15 @@ class Watch:
 
     def _sample(self) -> dict[str, Any]:
         found: dict[str, int] = defaultdict(int)
-        for pid in processes.processes_of(self.data_dir):
+        for pid in self._processes():
             try:
                 found[kind_of(pid)] += resident_bytes(pid)
             except OSError:  # it ended meanwhile
                 continue
         return {"second": self.clock() - self.start, "bytes": dict(found)}
+
+    def _processes(self) -> list[int]:
+        return [pid for folder in self.dirs for pid in processes.processes_of(folder)]
 
     async def kill_every(self, seconds: float, until: float) -> None:
         """One after the other of the mortal kinds, up to a second of the run."""
@@ -67,7 +70,7 @@ class Watch:
             await asyncio.to_thread(self._kill, kind)
 
     def _kill(self, kind: str) -> None:
-        for pid in processes.processes_of(self.data_dir):
+        for pid in self._processes():
             try:
                 if kind_of(pid) != kind:
                     continue

@@ -7,13 +7,13 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from muniment.cluster import launcher
+from muniment.cluster import launcher, processes
 from muniment.cluster.settings import load
 from tests.bench.logs import DEFAULT_LOG, read_lines
 from tests.bench.service import Service, service
@@ -55,8 +55,11 @@ def several_nodes(count: int) -> Iterator[Service]:
     with postgres_server(durable=True) as store, TemporaryDirectory(prefix="mn-", ignore_cleanup_errors=True) as folder:
         if store is None:
             raise NoPostgres("PostgreSQL is not installed here, or there is nobody who may run it")
-        settings = load(data_dir=Path(folder).resolve())
-        os.environ.update(launcher.environment(settings))
+        settings = load(data_dir=Path(folder).resolve() / "service")
+        # The cluster is not the service's own: what starts or stops on the service's folder must leave it alone.
+        cluster_dir = settings.data_dir.parent / "cluster"
+        os.environ.update({**launcher.environment(settings), **processes.marks(cluster_dir)})
+        launcher._import_ray()
         bounds = {"num_cpus": 2, "object_store_memory": 100 * 1024**2}
         cluster = Cluster(initialize_head=True, head_node_args=bounds)
         try:
@@ -69,9 +72,10 @@ def several_nodes(count: int) -> Iterator[Service]:
                 "MUNIMENT_STORE__URL": store.url(),
             }
             with service(variables, settings.data_dir) as running:
-                yield running
+                yield replace(running, process_dirs=(running.data_dir, cluster_dir))
         finally:
             cluster.shutdown()
+            processes.sweep(cluster_dir)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +145,7 @@ class World:
         """Puts the arrivals on the service, and waits for what they started. Kills happen in the first half."""
         self._phases += 1
         start = time.perf_counter()
-        recorder, watch = Recorder(), Watch(self.running.data_dir, start, time.perf_counter)
+        recorder, watch = Recorder(), Watch(self.running.process_dirs, start, time.perf_counter)
         player = Player(
             self.target,
             recorder,
