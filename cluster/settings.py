@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 
 from muniment.policies.errors import ConfigurationError
+from muniment.policies.routing import DEFAULT, RecallProfile, profiles_of
 
 ENV_PREFIX = "MUNIMENT_"
 #: The variable that names the settings file, and the file that is read when it is not set and the file exists.
@@ -93,6 +94,39 @@ class MemorySettings(Group):
     idle_seconds: float = Field(
         3600, ge=0, description="How long a company that nobody asks for stays loaded; 0: until memory is needed."
     )
+
+
+class RecallSettings(Group):
+    """How the candidates of a recall are found and weighed. The profile "paper" keeps its published numbers."""
+
+    l1_k: int = Field(DEFAULT.l1_k, ge=1, le=10_000, description="Candidates that each index of L1 brings.")
+    l2_k: int = Field(DEFAULT.l2_k, ge=1, le=10_000, description="Candidates that each index of L2 brings.")
+    dense_weight: float = Field(DEFAULT.dense_weight, ge=0, le=10, description="Weight of the vectors' similarity.")
+    lexical_weight: float = Field(
+        DEFAULT.lexical_weight, ge=0, le=10, description="Weight of the words in common; with 0 they are not searched."
+    )
+    entity_weight: float = Field(
+        DEFAULT.entity_weight, ge=0, le=10, description="Weight of the query's entities that a fact names."
+    )
+    importance_weight: float = Field(
+        DEFAULT.importance_weight, ge=0, le=10, description="Weight of a fact's importance."
+    )
+    rerank_depth: int = Field(
+        DEFAULT.rerank_depth, ge=1, le=200, description="How many of the best candidates the reranker reads."
+    )
+    cross_encoder_weight: float = Field(
+        DEFAULT.cross_encoder_weight, ge=0, le=1, description="The reranker's part of a score; retrieval has the rest."
+    )
+
+    @model_validator(mode="after")
+    def _has_evidence(self) -> Self:
+        if not self.dense_weight + self.lexical_weight:
+            raise ValueError("dense_weight and lexical_weight are both zero")
+        return self
+
+    def profiles(self) -> dict[str, RecallProfile]:
+        """The recall profiles by name."""
+        return profiles_of(RecallProfile(**self.model_dump(), lexical=self.lexical_weight > 0))
 
 
 class EffectSettings(Group):
@@ -176,6 +210,7 @@ class Settings(BaseSettings):
     store: StoreSettings = StoreSettings()
     ray: RaySettings = RaySettings()
     memory: MemorySettings = MemorySettings()
+    recall: RecallSettings = RecallSettings()
     effects: EffectSettings = EffectSettings()
     routers: RouterSettings = RouterSettings()
     workers: WorkerSettings = WorkerSettings()

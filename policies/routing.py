@@ -112,7 +112,6 @@ class RecallProfile(BaseModel):
 
 
 DEFAULT: Final = RecallProfile()
-FAST: Final = DEFAULT.model_copy(update={"rerank": False})
 PAPER: Final = RecallProfile(
     threshold=PAPER_THRESHOLD,
     coverage_depth=1,
@@ -126,7 +125,14 @@ PAPER: Final = RecallProfile(
     rerank_depth=20,
     cross_encoder_weight=0.85,
 )
-PROFILES: Final[dict[str, RecallProfile]] = {"default": DEFAULT, "fast": FAST, "paper": PAPER}
+
+
+def profiles_of(default: RecallProfile) -> dict[str, RecallProfile]:
+    """The profiles by name, where ``default`` is what a service's settings say; the published numbers stay."""
+    return {"default": default, "fast": default.model_copy(update={"rerank": False}), "paper": PAPER}
+
+
+PROFILES: Final[dict[str, RecallProfile]] = profiles_of(DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import pytest
 
 from muniment.cluster.settings import LimitSettings, Settings, document, effective, load
 from muniment.policies.errors import ConfigurationError
+from muniment.policies.routing import PROFILES
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +52,9 @@ def test_the_file_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("memory: {l1_capacity: 0}", "memory.l1_capacity"),
         ("memory: {index: annoy}", "memory.index"),
         ("memory: 5", "memory"),
+        ("recall: {dense_weight: -1}", "recall.dense_weight"),
+        ("recall: {dense_weight: 0, lexical_weight: 0}", "recall"),
+        ("recall: {similarity_exponent: 2}", "recall.similarity_exponent"),
         ("http: [", "muniment.yaml"),
     ],
 )
@@ -113,10 +117,18 @@ def test_every_setting_is_documented_from_its_model() -> None:
 
 def test_every_setting_is_used() -> None:
     root = Path(__file__).parents[2]
-    files = [path for layer in ("actors", "cluster", "deploy") for path in (root / layer).rglob("*.py")]
+    files = [path for layer in ("policies", "actors", "cluster", "deploy") for path in (root / layer).rglob("*.py")]
     code = "\n".join(path.read_text() for path in files if path.name != "settings.py")
     names = {entry["key"].rpartition(".")[2] for entry in document()}
     assert {name for name in names if f".{name}" not in code} - {"url"} == set()
+
+
+def test_the_recall_profiles_follow_the_settings_and_the_papers_does_not() -> None:
+    assert Settings().recall.profiles() == PROFILES
+    made = load(recall={"lexical_weight": 0, "rerank_depth": 7}).recall.profiles()
+    assert (made["default"].lexical, made["default"].rerank_depth, made["fast"].rerank_depth) == (False, 7, 7)
+    assert (made["default"].rerank, made["fast"].rerank) == (True, False)
+    assert made["paper"] == PROFILES["paper"]
 
 
 def test_the_defaults_are_those_of_the_contract() -> None:

@@ -19,7 +19,7 @@ from muniment.actors.tenant import Changes, Resident, Tenant, Visibility, reside
 from muniment.policies.entities import extract_entities
 from muniment.policies.model import Fact, Scope, Source, SourceKind, Tier
 from muniment.policies.retention import RetentionSettings
-from muniment.policies.routing import FAST, Decision, Reason
+from muniment.policies.routing import PROFILES, Decision, Reason
 from muniment.policies.terms import query_terms
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -74,7 +74,7 @@ def ask(tenant: Tenant, query: str, top_k: int = 5, admit: Any = lambda _: True,
         entities=extract_entities(query),
         top_k=top_k,
         threshold=0.62,
-        profile=FAST,
+        profile=PROFILES["fast"],
         visibility=Visibility(now=visibility.pop("now", NOW + timedelta(days=1)), **visibility),
     )
     return recall(tenant, plan, admit)
