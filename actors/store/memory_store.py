@@ -122,13 +122,15 @@ def delete_facts(connection: sa.Connection, ids: Sequence[str]) -> None:
     for part in _lists(ids):
         connection.execute(t.facts.delete().where(t.facts.c.id.in_(part)))
         connection.execute(t.vectors.delete().where(t.vectors.c.fact_id.in_(part)))
+        connection.execute(t.staged_vectors.delete().where(t.staged_vectors.c.fact_id.in_(part)))
         connection.execute(t.derivations.delete().where(t.derivations.c.child_id.in_(part)))
         connection.execute(t.fact_events.delete().where(t.fact_events.c.fact_id.in_(part)))
 
 
 def delete_vector(connection: sa.Connection, id: str) -> None:
     """Deletes the vector of a fact whose content is gone."""
-    connection.execute(t.vectors.delete().where(t.vectors.c.fact_id == id))
+    for table in (t.vectors, t.staged_vectors):
+        connection.execute(table.delete().where(table.c.fact_id == id))
 
 
 def get_facts(connection: sa.Connection, company: str, ids: Sequence[str]) -> dict[str, Fact]:
@@ -137,6 +139,15 @@ def get_facts(connection: sa.Connection, company: str, ids: Sequence[str]) -> di
     for part in _lists(ids):
         query = sa.select(t.facts).where(t.facts.c.company == company, t.facts.c.id.in_(part))
         found.update({row.id: _fact(row) for row in connection.execute(query)})
+    return found
+
+
+def texts_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, str]:
+    """The texts of facts, whosever they are."""
+    found = {}
+    for part in _lists(ids):
+        rows = connection.execute(sa.select(t.facts.c.id, t.facts.c.body).where(t.facts.c.id.in_(part)))
+        found.update({row.id: _fact(row).text for row in rows})
     return found
 
 
@@ -343,15 +354,19 @@ def model_dimension(connection: sa.Connection) -> int | None:
     return dimension
 
 
-def claim_model(connection: sa.Connection, name: str, dimension: int) -> None:
-    """Records the model of the stored vectors, or refuses another one than they are from."""
+def claim_model(connection: sa.Connection, name: str, dimension: int | None = None) -> None:
+    """Records the model of the stored vectors, or refuses another one than they are from.
+
+    Where the dimension is not known yet, only the names are compared.
+    """
     row = connection.execute(sa.select(t.embedding_model)).first()
     if row is None:
-        connection.execute(t.embedding_model.insert().values(name=name, dimension=dimension))
-    elif (row.name, row.dimension) != (name, dimension):
+        if dimension is not None:
+            connection.execute(t.embedding_model.insert().values(name=name, dimension=dimension))
+    elif row.name != name or dimension not in (None, row.dimension):
         raise ConfigurationError(
-            f"the stored vectors are from {row.name} ({row.dimension} dimensions), the workers run {name} "
-            f"({dimension}): set workers.model back to the first",
+            f"the stored vectors are from {row.name} ({row.dimension} dimensions), not from {name}: set workers.model "
+            "back, or stop the service and run: muniment reindex",
             stored=row.name,
             running=name,
         )

@@ -42,6 +42,17 @@ vectors = sa.Table(
     sa.Index("fact_vectors_company", "company"),
 )
 
+#: Vectors of another model, made while those above are in use; they take their place when there is one of each.
+staged_vectors = sa.Table(
+    "staged_vectors",
+    metadata,
+    sa.Column("fact_id", sa.String(64), primary_key=True),
+    sa.Column("company", sa.String(128), nullable=False),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("vector", sa.LargeBinary, nullable=False),
+    sa.Index("staged_vectors_company", "company"),
+)
+
 #: Which fact was derived from which, so that a faulty parent's summaries are found.
 derivations = sa.Table(
     "derivations",
@@ -145,6 +156,7 @@ TABLES = Schema(
     (
         facts,
         vectors,
+        staged_vectors,
         derivations,
         conflicts,
         rulings,

@@ -2,7 +2,7 @@
 
 An archive holds all that belongs to companies: facts, conflicts, effects, keys (only their hashes, as stored),
 policies, and every decision with its chain of hashes. What belongs to a cluster stays: epochs, clocks, where partitions
-lie, calibrations, the operator's key and log.
+lie, the operator's key and log.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from muniment.policies.fingerprint import KEY_BYTES, company_prefix
 SCHEMAS: tuple[Schema, ...] = (memory_tables.TABLES, effect_store.TABLES, control_tables.TABLES)
 _OF_THE_CLUSTER = {
     memory_tables.embedding_model,
+    memory_tables.staged_vectors,
     effect_store.clock,
-    control_tables.partition_map,
-    control_tables.calibrations,
 }
 #: Companies last: nobody may act for one before everything else of it is there.
 _TABLES: tuple[tuple[str, sa.Table], ...] = (

@@ -71,6 +71,15 @@ def upgrade() -> None:
     )
     op.create_index("fact_vectors_company", "fact_vectors", ["company"], unique=False)
     op.create_table(
+        "staged_vectors",
+        sa.Column("fact_id", _text(64), nullable=False),
+        sa.Column("company", _text(128), nullable=False),
+        sa.Column("model", _text(), nullable=False),
+        sa.Column("vector", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("fact_id"),
+    )
+    op.create_index("staged_vectors_company", "staged_vectors", ["company"], unique=False)
+    op.create_table(
         "facts",
         sa.Column("id", _text(64), nullable=False),
         sa.Column("company", _text(128), nullable=False),
