@@ -2,9 +2,12 @@
 #   make run           start the service, walk the tour, serve until Ctrl-C    (ONCE=1: stop after the tour)
 #   make test          all tests
 #   make lint          ruff and mypy
+#   make bench         the benchmarks' tables and plots, about 20 minutes on two cores (OUT=folder, LOCOMO=conversations.jsonl)
+#   make bench-full    every scenario, seed and size: hours
+#   make load          the load tests' tables and plots, about 20 minutes              (OUT=folder)
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint lock
+.PHONY: help setup run test lint bench bench-full load lock
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -44,6 +47,18 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=.links $(BIN)/mypy $(PACKAGES:%=-p muniment.%)
+
+bench bench-full: setup
+	$(BIN)/python -m tests.bench.all --out $(or $(OUT),bench) $(if $(LOCOMO),--locomo $(LOCOMO)) \
+		--size $(if $(filter bench-full,$@),full,usual)
+
+load: LOAD = $(BIN)/python -m tests.load.run $(1) --plots $(or $(OUT),load) --out $(or $(OUT),load)/$(2).json
+load: setup
+	$(call LOAD,overload,overload)
+	$(call LOAD,sweep --via handle,handles)
+	$(call LOAD,burst,burst)
+	$(call LOAD,steady --nodes 3,nodes)
+	$(call LOAD,soak --kill-every 45,soak)
 
 # After a change of what pyproject.toml asks for: pins what is installed now. A build tag such as +cpu is left out.
 lock: setup
