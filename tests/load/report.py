@@ -11,6 +11,7 @@ import numpy as np
 from tests.bench.report import figure, save, stdout, table
 from tests.load.recorder import OUTCOMES
 
+LATE_MS = 250.0
 Result = Mapping[str, Any]
 _BLUE, _LIGHT, _RED, _SAND, _GREY = "#2a6f97", "#61a5c2", "#9e2a2b", "#e09f3e", "#8d99ae"
 _KIND_COLUMNS = ("kind", *OUTCOMES, "p50_ms", "p90_ms", "p99_ms", "p99.9_ms", "max_ms")
@@ -33,6 +34,13 @@ def tables(mode: str, result: Result) -> None:
         grows = result["memory_mb_per_minute"]
         gained = f"{grows['per_minute']:+.2f} ± {grows['uncertainty']:.2f} MB a minute"
         stdout.print(f"memory: {gained}; {len(result['kills'])} kills", highlight=False)
+    for summary in [result.get("summary", {}), *result.get("points", ())]:
+        if summary.get("generator_late_ms", 0) > LATE_MS:
+            stdout.print(
+                f"the generator itself was late by up to {summary['generator_late_ms']:.0f} ms: this machine is too "
+                f"busy for {summary['offered_per_s']:.0f} a second, and the figures tell of that as well",
+                highlight=False,
+            )
     stdout.print(result["checks"], highlight=False)
 
 
