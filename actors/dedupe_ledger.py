@@ -19,7 +19,7 @@ from muniment.actors.ledger_batch import Batch
 from muniment.actors.ledger_ops import Op, Propose, Result
 from muniment.actors.store.decision_log import microseconds
 from muniment.actors.store.effect_store import TABLES, EffectStore, KeyRow
-from muniment.actors.store.engine import Fence, create_schema, writing
+from muniment.actors.store.engine import Fence, create_schema, driver_errors, writing
 from muniment.policies.errors import MunimentError
 from muniment.policies.reservation import State
 
@@ -108,7 +108,7 @@ class DedupeLedger:
         if self._connection is None:
             self._connection = self._engine.connect()
         try:
-            with self._connection.begin():
+            with driver_errors(self._engine.dialect), self._connection.begin():
                 self.fence.check(self._connection)
                 yield self._connection
         except sa.exc.SQLAlchemyError:

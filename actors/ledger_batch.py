@@ -125,18 +125,19 @@ class Batch:
         recorded = op.again and self._is_recorded(op, op.run_id)
         duplicates = self._duplicates(op, row, count=verdict.reason is Reason.CONFIRMED and not recorded)
         stop = duplicates >= op.max_duplicates
-        answer = Proposed(verdict.verdict.value, verdict.reason.value, op.decision_id, duplicates, stop)
+        more: dict[str, Any] = {}
         if verdict.verdict is Verdict.ALLOW and op.key:
             held = self._reserve(op, row)
-            answer = answer._replace(token=Token(held.key, held.fence, held.nonce).encode(), expires_at=held.ends_at)
+            more = {"token": Token(held.key, held.fence, held.nonce).encode(), "expires_at": held.ends_at}
         elif verdict.verdict is Verdict.DUPLICATE and row is not None:
             assert verdict.policy is not None
-            answer = answer._replace(
-                origin_run=row.run_id,
-                origin_step=row.step_id,
-                confirmed_at=_confirmed_at(row),
-                policy=verdict.policy.value,
-            )
+            more = {
+                "origin_run": row.run_id,
+                "origin_step": row.step_id,
+                "confirmed_at": _confirmed_at(row),
+                "policy": verdict.policy.value,
+            }
+        answer = Proposed(verdict.verdict.value, verdict.reason.value, op.decision_id, duplicates, stop, **more)
         if not recorded:
             self._trail.append(self._decision(op, verdict, answer))
         return answer
@@ -230,18 +231,19 @@ class Batch:
         return self._repeats[counter]
 
     def _decision(self, op: Propose, verdict: GateDecision, answer: Proposed) -> Decision:
-        inputs: dict[str, Any] = {
-            "area": op.area,
-            "agent": op.agent,
-            "tool": op.tool,
-            "step_id": op.step_id,
-            "key": op.key.hex() or None,
-            "agent_version": op.agent_version,
-            "tainted": op.tainted or None,
-            "policy": answer.policy,
-            "duplicates": answer.duplicates or None,
-            "stop": answer.stop or None,
-        }
+        inputs: dict[str, Any] = {"area": op.area, "agent": op.agent, "tool": op.tool, "step_id": op.step_id}
+        if op.key:
+            inputs["key"] = op.key.hex()
+        if op.agent_version is not None:
+            inputs["agent_version"] = op.agent_version
+        if op.tainted:
+            inputs["tainted"] = True
+        if answer.duplicates:
+            inputs["duplicates"] = answer.duplicates
+        if answer.stop:
+            inputs["stop"] = True
+        if answer.policy is not None:
+            inputs["policy"] = answer.policy
         if verdict.verdict is Verdict.DUPLICATE:
             inputs["origin"] = origin(answer.origin_run, answer.origin_step, answer.confirmed_at)
         return Decision(
@@ -254,7 +256,7 @@ class Batch:
             actor=op.actor,
             outcome=verdict.verdict.value,
             policy_version=op.policy_version,
-            inputs={name: value for name, value in inputs.items() if value is not None},
+            inputs=inputs,
             run_id=op.run_id,
         )
 

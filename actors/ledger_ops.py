@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 
+from muniment.actors.wire import Packers
 from muniment.policies.errors import InvalidInput, MunimentError
 from muniment.policies.fingerprint import KEY_BYTES
 
@@ -206,11 +207,12 @@ Answer = Proposed | Settled | Forgotten | Imported | Erased
 #: None: the key is held by another run, and the caller said it would wait.
 Result = Answer | MunimentError | None
 A = TypeVar("A", bound=Answer)
+_packers = Packers()
 
 
 def pack_op(op: Op) -> bytes:
     """One operation, packed alone, so that its size is known before it joins a batch."""
-    packed: bytes = msgpack.packb((_NUMBERS[type(op)], *op))
+    packed: bytes = _packers.get().pack((_NUMBERS[type(op)], *op))
     return packed
 
 
@@ -227,10 +229,12 @@ def unpack_ops(data: bytes) -> list[Op]:
 
 def pack_results(results: Sequence[Result] | MunimentError, epoch: int) -> bytes:
     """The answers of a batch (or the one error of all of it), with the epoch of the ledger instance that gave them."""
+    plain: Any
     if isinstance(results, MunimentError):
-        return bytes(msgpack.packb((epoch, results.to_wire())))
-    plain = [result.to_wire() if isinstance(result, MunimentError) else result for result in results]
-    packed: bytes = msgpack.packb((epoch, plain))
+        plain = results.to_wire()
+    else:
+        plain = [result.to_wire() if isinstance(result, MunimentError) else result for result in results]
+    packed: bytes = _packers.get().pack((epoch, plain))
     return packed
 
 

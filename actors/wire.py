@@ -5,6 +5,7 @@ Datetimes travel as msgpack timestamps (aware, UTC, microseconds); enums as thei
 
 from __future__ import annotations
 
+import threading
 from dataclasses import fields
 from datetime import UTC, datetime
 from enum import Enum
@@ -27,9 +28,23 @@ def _default(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no wire form")
 
 
+class Packers(threading.local):
+    """A packer for each thread: making one costs more than most packing."""
+
+    def __init__(self, **options: Any) -> None:
+        self._packer = msgpack.Packer(**options)
+
+    def get(self) -> msgpack.Packer:
+        """This thread's packer. What it could not pack leaves nothing in it."""
+        return self._packer
+
+
+_packers = Packers(datetime=True, default=_default, use_bin_type=True)
+
+
 def pack(value: Any) -> bytes:
     """``value`` (dicts, lists, scalars, bytes, aware datetimes, enums) as versioned msgpack."""
-    packed: bytes = msgpack.packb(value, datetime=True, default=_default, use_bin_type=True)
+    packed: bytes = _packers.get().pack(value)
     return _VERSION_BYTE + packed
 
 

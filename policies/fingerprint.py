@@ -103,9 +103,16 @@ def effect_key(
     values = {path.pointer: _clean(_value_at(arguments, path), "/arguments" + path.pointer, 0) for path in paths}
     if not values:
         raise InvalidInput.at("/key_paths", "a key needs at least one path")
+    # Names are in order in the canonical form, and "values" comes after those of the scope.
+    canonical = b'%b,"values":%b}' % (_scope(company, area, agent, tool), _canonical(values))
+    return company_prefix(company) + hashlib.sha256(canonical).digest()
+
+
+@lru_cache(maxsize=4096)
+def _scope(company: str, area: str, agent: str, tool: str) -> bytes:
+    """The canonical form of the scope, but for its closing brace."""
     scope = {"company": company, "area": area, "agent": agent, "tool": tool}
-    clean = {name: _text(value, f"/{name}") for name, value in scope.items()}
-    return company_prefix(company) + hashlib.sha256(_canonical({**clean, "values": values})).digest()
+    return _canonical({name: _text(value, f"/{name}") for name, value in scope.items()})[:-1]
 
 
 @lru_cache(maxsize=1024)
@@ -135,6 +142,8 @@ def _value_at(arguments: Mapping[str, Any], path: KeyPath) -> Any:
 
 def _step(value: Any, token: str, path: KeyPath) -> Any:
     if isinstance(value, Mapping):
+        if token in value and all(map(str.isascii, value)):
+            return value[token]
         names = [name for name in value if name == token or (not name.isascii() and nfc(name) == token)]
         if len(names) > 1:
             raise InvalidInput.at("/arguments" + path.pointer, "two names are the same in Unicode NFC")
@@ -158,7 +167,7 @@ def _canonical(value: dict[str, Any]) -> bytes:
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
-        return all(name.isascii() and _is_plain(item) for name, item in value.items())
+        return all(map(str.isascii, value)) and all(map(_is_plain, value.values()))
     if isinstance(value, list):
         return all(map(_is_plain, value))
     return not isinstance(value, float)

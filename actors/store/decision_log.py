@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -24,6 +23,7 @@ GENESIS = bytes(32)
 DIGEST = "details_sha256"
 ERASED = "erased_details_of"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_OPTIONAL = ("subject", "field", "run_id", "user")
 
 
 def head_table(name: str) -> sa.Table:
@@ -68,9 +68,11 @@ def decision_table(name: str, erasable: bool = False) -> sa.Table:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """One decision: what was decided, by which rule, from which inputs, under which policy version, by whom."""
+class Decision(NamedTuple):
+    """One decision: what was decided, by which rule, from which inputs, under which policy version, by whom.
+
+    ``user``: whose personal fact it is about, where it is: only that user may read the inputs.
+    """
 
     id: str
     company: str
@@ -80,13 +82,12 @@ class Decision:
     reason: str
     actor: str
     outcome: str
-    policy_version: int = 0
     inputs: dict[str, Any]
+    policy_version: int = 0
     subject: str | None = None
     field: str | None = None
     run_id: str | None = None
     user: str | None = None
-    """Whose personal fact it is about, where it is: only that user may read the inputs."""
 
     def content(self) -> dict[str, Any]:
         """All of it, without what is empty."""
@@ -102,8 +103,11 @@ class Decision:
             "policy_version": self.policy_version,
             "inputs": self.inputs,
         }
-        optional = {"subject": self.subject, "field": self.field, "run_id": self.run_id, "user": self.user}
-        return content | {name: value for name, value in optional.items() if value is not None}
+        for name in _OPTIONAL:
+            value = getattr(self, name)
+            if value is not None:
+                content[name] = value
+        return content
 
     def body(self) -> bytes:
         """What is hashed and stored."""

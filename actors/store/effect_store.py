@@ -21,7 +21,7 @@ from muniment.actors.store.decision_log import (
     head_table,
     microseconds,
 )
-from muniment.actors.store.engine import Schema, metadata, only_where
+from muniment.actors.store.engine import Schema, cursor_of, metadata, only_where
 from muniment.policies.fingerprint import KEY_BYTES, company_prefix
 from muniment.policies.reservation import State, settled
 
@@ -214,7 +214,7 @@ class EffectStore:
         if not wanted:
             return {}
         found = {}
-        for values in connection.exec_driver_sql(*self._sql.select_keys(list(wanted))):
+        for values in cursor_of(connection).execute(*self._sql.select_keys(list(wanted))):
             row = KeyRow(*values)
             if row.retire_at is None or row.retire_at > now:
                 row.state = State(row.state)
@@ -225,19 +225,19 @@ class EffectStore:
         """Inserts or replaces the rows."""
         values = [row.values() for row in rows]
         if values:
-            connection.exec_driver_sql(self._sql.save_keys, values)
+            cursor_of(connection).executemany(self._sql.save_keys, values)
 
     def load_repeats(self, connection: sa.Connection, ids: Collection[bytes], now: int) -> dict[bytes, int]:
         """The counters that there are."""
         if not ids:
             return {}
-        rows = connection.exec_driver_sql(*self._sql.select_repeats(list(ids)))
+        rows = cursor_of(connection).execute(*self._sql.select_repeats(list(ids)))
         return {bytes(row[0]): row[1] for row in rows if row[2] > now}
 
     def save_repeats(self, connection: sa.Connection, rows: Sequence[tuple[bytes, str, int, int]]) -> None:
         """Inserts or replaces counters: id, company, count, when they may go."""
         if rows:
-            connection.exec_driver_sql(self._sql.save_repeats, list(rows))
+            cursor_of(connection).executemany(self._sql.save_repeats, rows)
 
     def append(self, connection: sa.Connection, trail: Sequence[Decision]) -> None:
         """Adds decisions of any companies to this ledger's chains, in this order within each.
@@ -247,7 +247,8 @@ class EffectStore:
         if not trail:
             return
         streams = {f"{self.role}:{decision.company}" for decision in trail}
-        found = connection.exec_driver_sql(*self._sql.select_heads(list(streams)))
+        cursor = cursor_of(connection)
+        found = cursor.execute(*self._sql.select_heads(list(streams)))
         heads = {row[0]: (row[1], bytes(row[2])) for row in found}
         ends: dict[str, tuple[str, str, int, bytes]] = {}
         entries = []
@@ -273,8 +274,8 @@ class EffectStore:
                     head,
                 )
             )
-        connection.exec_driver_sql(self._sql.append, entries)
-        connection.exec_driver_sql(self._sql.save_heads, list(ends.values()))
+        cursor.executemany(self._sql.append, entries)
+        cursor.executemany(self._sql.save_heads, list(ends.values()))
 
     def read_clock(self, connection: sa.Connection) -> int:
         """The latest time any ledger has acted at, 0 where none has."""
@@ -282,7 +283,7 @@ class EffectStore:
 
     def save_clock(self, connection: sa.Connection, at: int) -> None:
         """Moves this ledger's latest time."""
-        connection.exec_driver_sql(self._sql.save_clock, (self.role, at))
+        cursor_of(connection).execute(self._sql.save_clock, (self.role, at))
 
     def hand_over(self, connection: sa.Connection, row: KeyRow, retire_at: int) -> None:
         """Remembers who held ``row``'s key, before its next reservation overwrites that."""

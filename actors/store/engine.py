@@ -162,6 +162,24 @@ def available() -> Iterator[None]:
         ) from error
 
 
+def cursor_of(connection: sa.Connection) -> Any:
+    """The driver's own cursor in the connection's transaction, for what runs so often that SQLAlchemy's part counts.
+
+    What the driver raises has to be caught by ``driver_errors``.
+    """
+    return connection.connection.cursor()
+
+
+@contextmanager
+def driver_errors(dialect: sa.Dialect) -> Iterator[None]:
+    """What the driver itself raises in it becomes SQLAlchemy's error of the same kind."""
+    driver: Any = dialect.dbapi
+    try:
+        yield
+    except driver.Error as error:
+        raise sa.exc.DBAPIError.instance(None, None, error, driver.Error, dialect=dialect) from error
+
+
 def create_schema(engine: sa.Engine, schema: Schema, upgrade: bool = False) -> None:
     """Creates the tables in an empty store. Idempotent, and safe against several at once.
 

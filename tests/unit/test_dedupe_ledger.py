@@ -525,3 +525,15 @@ def test_what_is_reserved_can_be_listed(bench: Bench) -> None:
     assert [row.run_id for row in [*first.rows, *rest.rows]] == [f"r{i}" for i in range(5)]
     assert {row.run_id for row in lapsed.rows} == {f"r{i}" for i in range(5)}
     assert sorted(row.run_id for page in pages for row in page.rows) == ["c", *[f"r{i}" for i in range(5)]]
+
+
+def test_what_the_driver_itself_refuses_leaves_nothing_and_the_ledger_goes_on(bench):
+    with bench.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE effect_decisions RENAME TO away")
+    with pytest.raises(sa.exc.DBAPIError):
+        bench.propose("r1")
+    assert bench.rows(effect_store.keys) == 0
+    with bench.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE away RENAME TO effect_decisions")
+    assert bench.propose("r1").verdict == "allow"
+    assert bench.verify() == (1, None)
