@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,19 @@ import sqlalchemy as sa
 
 from muniment.actors.dedupe_ledger import DedupeLedger
 from muniment.actors.key_watch import Answer
-from muniment.actors.ledger_ops import Op, Result
+from muniment.actors.ledger_ops import Op, Proposed, Result
+from muniment.actors.metrics import (
+    COMMIT_FAILURES,
+    COMMIT_SECONDS,
+    COMMIT_WRITES,
+    QUEUE_LENGTH,
+    REFUSED,
+    VERDICTS,
+    WAITING_POLLS,
+    Levels,
+    Observe,
+    unobserved,
+)
 from muniment.policies.errors import (
     ConfigurationError,
     Fenced,
@@ -46,9 +59,14 @@ class LedgerLoop:
     """Owns a ledger and its thread. ``open_ledger`` may fail while the store is down: it is tried until it works."""
 
     def __init__(
-        self, open_ledger: Callable[[], DedupeLedger], max_queued: int = 20_000, max_group: int = 2_048
+        self,
+        open_ledger: Callable[[], DedupeLedger],
+        max_queued: int = 20_000,
+        max_group: int = 2_048,
+        observe: Observe = unobserved,
     ) -> None:
         self._open_ledger = open_ledger
+        self._observe = observe
         self._failure: MunimentError | None = Unavailable("the ledger is starting", retry_after_seconds=1)
         self._queue: queue.SimpleQueue[_Submitted | Callable[[DedupeLedger], None] | None] = queue.SimpleQueue()
         self._max_queued = max_queued
@@ -75,6 +93,11 @@ class LedgerLoop:
         """The number of polls that wait."""
         return self._parked
 
+    def levels(self) -> Levels:
+        """How much waits."""
+        yield QUEUE_LENGTH, self._queued, {"queue": "ledger_operations"}
+        yield WAITING_POLLS, self._parked, {}
+
     def submit(self, client: str, operations: Sequence[Op], done: Done) -> None:
         """Queues a client's batch; ``done`` is called in the ledger's thread, after the commit.
 
@@ -85,6 +108,7 @@ class LedgerLoop:
             if self._failure is not None:
                 raise self._failure
             if self._queued + len(operations) > self._max_queued:
+                self._observe(REFUSED, 1, queue="ledger_operations")
                 raise Overloaded("the ledger's queue is full", retry_after_seconds=1)
             self._queued += len(operations)
             self._queue.put(submitted)
@@ -188,21 +212,26 @@ class LedgerLoop:
         """Applies a group and answers it. A replaced instance refuses this group and all that come."""
         operations = [item for submitted in group for item in submitted.operations]
         lost: MunimentError
+        started = time.perf_counter()
         try:
             results = ledger.execute(operations)
         except Fenced as error:
             log.error("this ledger was replaced: %s", error)
             self._stop_serving(error)
-            lost = error
+            lost, reason = error, "fenced"
         except sa.exc.SQLAlchemyError as error:
             log.error("the ledger's store did not commit: %s", error)
-            lost = StoreUnavailable("the store did not commit", retry_after_seconds=1)
+            lost, reason = StoreUnavailable("the store did not commit", retry_after_seconds=1), "store"
         except Exception as error:
             log.exception("a batch failed in a way nobody foresaw")
-            lost = MunimentError(f"the ledger failed: {type(error).__name__}")
+            lost, reason = MunimentError(f"the ledger failed: {type(error).__name__}"), "internal"
         else:
+            self._observe(COMMIT_SECONDS, time.perf_counter() - started, store="effects")
+            self._observe(COMMIT_WRITES, len(results), store="effects")
             self._answer(group, results)
+            self._tell(results)
             return
+        self._observe(COMMIT_FAILURES, 1, store="effects", reason=reason)
         for submitted in group:
             submitted.done(lost)
 
@@ -214,6 +243,10 @@ class LedgerLoop:
             end = start + len(submitted.operations)
             submitted.done(results[start:end])
             start = end
+
+    def _tell(self, results: list[Result]) -> None:
+        for (verdict, reason), count in Counter(r[:2] for r in results if isinstance(r, Proposed)).items():
+            self._observe(VERDICTS, count, verdict=verdict, reason=reason)
 
     def _keep_house(self, ledger: DedupeLedger) -> None:
         """A slice of housekeeping when it is due; the next one soon where there is more."""

@@ -23,6 +23,16 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from muniment.actors.embedding import Embedder
+from muniment.actors.metrics import (
+    MODEL_BUSY,
+    MODEL_ITEMS,
+    MODEL_SECONDS,
+    QUEUE_LENGTH,
+    REFUSED,
+    Levels,
+    Observe,
+    unobserved,
+)
 from muniment.policies.errors import ModelUnavailable, Overloaded
 
 SLICE_SECONDS: Final = 0.05
@@ -96,6 +106,7 @@ class ModelWorker:
         max_batch: int = 64,
         max_queued_items: int = 20_000,
         clock: Callable[[], float] = time.perf_counter,
+        observe: Observe = unobserved,
     ) -> None:
         self.embedder = embedder
         self.reranker = reranker
@@ -107,6 +118,7 @@ class ModelWorker:
         self._queued: Counter[int] = Counter()
         self._paces = {"embed": _Pace(), "rerank": _Pace()}
         self._clock = clock
+        self._observe = observe
         self._numbers = itertools.count()
         self._pump: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
@@ -130,6 +142,11 @@ class ModelWorker:
             raise ModelUnavailable("no reranker is loaded")
         return await self._submit("rerank", [(query, text) for text in texts], Priority.RERANK)
 
+    def levels(self) -> Levels:
+        """How much waits."""
+        for priority in Priority:
+            yield QUEUE_LENGTH, self._queued[priority], {"queue": f"model_{priority.name.lower()}"}
+
     async def _submit(self, kind: str, items: list[Any], priority: int) -> list[Any]:
         if not items:
             return []
@@ -148,6 +165,7 @@ class ModelWorker:
         slowest = max(pace.seconds or 0.0 for pace in self._paces.values())
         wait = ahead * slowest
         if ahead and (ahead + items > self._max_queued or wait > MAX_WAIT_SECONDS):
+            self._observe(REFUSED, 1, queue=f"model_{Priority(priority).name.lower()}")
             raise Overloaded("the model worker's queue is full", retry_after_seconds=min(60, max(1, math.ceil(wait))))
 
     async def _run(self) -> None:
@@ -166,7 +184,11 @@ class ModelWorker:
                 for job, _ in batch:
                     self._fail(job, error)
                 continue
-            self._paces[kind].ran(len(items), self._clock() - started)
+            seconds = self._clock() - started
+            self._paces[kind].ran(len(items), seconds)
+            self._observe(MODEL_SECONDS, seconds, model=kind)
+            self._observe(MODEL_BUSY, seconds, model=kind)
+            self._observe(MODEL_ITEMS, len(items), model=kind)
             position = 0
             for job, part in batch:
                 job.rows += rows[position : position + len(part)]

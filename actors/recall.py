@@ -5,12 +5,14 @@ The same pure policies run here, where the candidates are, so that a recall cost
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from muniment.actors.metrics import STAGE_SECONDS, Observe, unobserved
 from muniment.actors.tenant import Resident, Tenant, TierSpace, Visibility
 from muniment.policies.entities import count_shared
 from muniment.policies.model import Tier
@@ -60,7 +62,10 @@ class Found:
 
 
 def recall(
-    tenant: Tenant, plan: RecallPlan, admit: Callable[[Resident], bool] = lambda _: True
+    tenant: Tenant,
+    plan: RecallPlan,
+    admit: Callable[[Resident], bool] = lambda _: True,
+    observe: Observe = unobserved,
 ) -> tuple[list[Candidate], GateDecision, list[Tier]]:
     """The best candidates for ``plan``, best first, the gate's decision, and which tiers were searched.
 
@@ -68,7 +73,9 @@ def recall(
     answered at all (of two values of one slot, only the one in use may).
     """
     profile = plan.profile
+    started = time.perf_counter()
     found = search(tenant.spaces[Tier.L1], Tier.L1, plan, max(profile.l1_k, plan.top_k), admit)
+    searched = time.perf_counter()
     if profile.coverage_depth is None:
         answered = [c.resident for c in ranked(list(found.values()), plan, plan.top_k)]
     else:
@@ -84,10 +91,14 @@ def recall(
             profile=profile,
         )
     )
+    decided = time.perf_counter()
+    observe(STAGE_SECONDS, searched - started, stage="search_l1")
+    observe(STAGE_SECONDS, decided - searched, stage="gate")
     tiers = [Tier.L1]
     if decision.decision is Decision.SEARCH_L2:
         tiers.append(Tier.L2)
         archive = search(tenant.spaces[Tier.L2], Tier.L2, plan, max(profile.l2_k, plan.top_k), admit)
+        observe(STAGE_SECONDS, time.perf_counter() - decided, stage="search_l2")
         # The published program answers from L2 instead of L1, unless L2 has nothing to say.
         found = {**archive, **found} if profile.merge_tiers or not archive else archive
     depth = max(plan.top_k, profile.rerank_depth) if profile.rerank else plan.top_k

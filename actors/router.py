@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from muniment.actors.metrics import DEGRADED_ANSWERS, STAGE_SECONDS, Observe, unobserved
 from muniment.actors.model_worker import Priority
 from muniment.actors.ports import Record, Shard, Workers
-from muniment.policies.entities import extract_entities
 from muniment.policies.errors import ModelUnavailable, Overloaded, Unavailable
+from muniment.policies.extraction import DEFAULT, Extraction
 from muniment.policies.model import nfc
 from muniment.policies.ranking import Scores, final_scores, order
-from muniment.policies.routing import MINILM_THRESHOLD, PROFILES, RecallProfile
-from muniment.policies.terms import query_terms
+from muniment.policies.routing import PROFILES, RecallProfile
 
 NO_RERANKER = "no_reranker"
+#: Companies of which is known how their queries are read.
+_KNOWN_COMPANIES = 10_000
 
 
 class Router:
@@ -34,11 +36,15 @@ class Router:
         workers: Workers,
         shard_of: Callable[[str], Shard],
         profiles: Mapping[str, RecallProfile] = PROFILES,
+        observe: Observe = unobserved,
     ) -> None:
         self._workers = workers
         self._shard_of = shard_of
         self._profiles = profiles
+        self._observe = observe
         self._model_name: str | None = None
+        #: How companies' queries are read, where not as usual; whatever it says, the shard's reading counts.
+        self._extractions: dict[str, Extraction] = {}
 
     async def remember(self, company: str, facts: Sequence[Record], **arguments: Any) -> Record:
         """Embeds the facts' texts and has the company's shard decide and store them (``MemoryShard.remember``)."""
@@ -83,14 +89,18 @@ class Router:
         query = nfc(query)
         vector = await self._workers.embed([query], Priority.QUERY)
         embedded = time.perf_counter()
+        extraction = self._extractions.get(company, DEFAULT)
+        entities, terms = extraction.of_query(query)
         answer = await self._shard_of(company).recall(
             company=company,
             plan={
                 "vector": vector,
-                "terms": query_terms(query),
-                "entities": list(extract_entities(query)),
+                "query": query,
+                "entities": list(entities),
+                "terms": terms,
+                "extraction": extraction.fingerprint,
                 "top_k": top_k,
-                "threshold": MINILM_THRESHOLD,
+                "model": await self._model(),
                 "profile": settings.model_dump(mode="json"),
                 "user": user,
                 "filters": filters,
@@ -98,22 +108,37 @@ class Router:
             },
         )
         searched = time.perf_counter()
+        self._learn(company, answer.pop("extraction", None))
         candidates: list[Record] = answer.pop("candidates")
         scores, unranked = await self._rerank(query, candidates, settings, min_score)
         degraded = answer.pop("degraded", None) or unranked
         reranked = unranked is None and _worth_reranking(settings, candidates, min_score)
         best = order([c["fact"]["id"] for c in candidates], scores.total, limit=top_k, min_score=min_score).tolist()
         ended = time.perf_counter()
+        seconds = {
+            "embed": embedded - started,
+            "search": searched - embedded,
+            "rerank": ended - searched,
+            "total": ended - started,
+        }
+        for stage, took in seconds.items():
+            if stage != "rerank" or reranked:
+                self._observe(STAGE_SECONDS, took, stage=stage)
+        if degraded is not None:
+            self._observe(DEGRADED_ANSWERS, 1, reason=degraded)
         return {
             "results": [_result(candidates[i], float(scores.total[i]), scores.explain(i)) for i in best],
             "route": {**answer, "reranked": reranked, "degraded": degraded},
-            "timings_ms": {
-                "embed": _ms(embedded - started),
-                "search": _ms(searched - embedded),
-                "rerank": _ms(ended - searched),
-                "total": _ms(ended - started),
-            },
+            "timings_ms": {stage: _ms(took) for stage, took in seconds.items()},
         }
+
+    def _learn(self, company: str, extraction: Sequence[Sequence[str]] | None) -> None:
+        """Keeps how the shard has read the query, where it was not as this router had."""
+        if extraction is not None:
+            languages, patterns = extraction
+            if len(self._extractions) >= _KNOWN_COMPANIES:
+                self._extractions.pop(next(iter(self._extractions)))
+            self._extractions[company] = Extraction(tuple(languages), tuple(patterns))
 
     async def _rerank(
         self, query: str, candidates: Sequence[Record], profile: RecallProfile, min_score: float | None

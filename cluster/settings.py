@@ -187,10 +187,17 @@ class WebhookSettings(Group):
 
 
 class TelemetrySettings(Group):
-    """Traces, for whoever watches the whole."""
+    """Traces, logs and metrics, for whoever watches the whole."""
 
     endpoint: str | None = Field(
         None, description="OTLP over HTTP address that spans are sent to (…/v1/traces); without one, none are."
+    )
+    log_format: Literal["text", "json"] = Field("text", description="How log lines are written.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "WARNING", description="What is logged at least; INFO: also a line for each request."
+    )
+    metrics_key: SecretStr | None = Field(
+        None, description="Opens GET /metrics, and nothing else, as a bearer key; the operator's key does so too."
     )
 
 

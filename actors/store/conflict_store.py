@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from muniment.actors.metrics import AGE_NAMES, AGES
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.decision_log import microseconds
 from muniment.actors.store.memory_store import known, moment
@@ -190,6 +191,15 @@ def open_counts(connection: sa.Connection, company: str) -> dict[str, int]:
     c = t.conflicts.c
     query = sa.select(c.kind, sa.func.count()).where(c.company == company, c.status == OPEN).group_by(c.kind)
     return {row[0]: row[1] for row in connection.execute(query)}
+
+
+def open_by_age(connection: sa.Connection, now: int) -> list[tuple[str, str, int, int]]:
+    """What is open of all companies, by kind and name of age: how many, and how many of these are overdue."""
+    c = t.conflicts.c
+    age = sa.case(*((c.opened_at >= now - bound * 1_000_000, name) for bound, name in AGES), else_=AGE_NAMES[-1])
+    overdue = sa.func.sum(sa.case((c.due_at <= now, 1), else_=0))
+    query = sa.select(c.kind, age.label("age"), sa.func.count(), overdue).where(c.status == OPEN)
+    return [(kind, name, count, late) for kind, name, count, late in connection.execute(query.group_by("kind", "age"))]
 
 
 def involved(connection: sa.Connection, company: str, ids: Iterable[str]) -> set[str]:

@@ -408,6 +408,13 @@ def list_keys(
     return KeyPage(found, (row.fence, row.key) if row is not None and more else None)
 
 
+def held(connection: sa.Connection, now: int) -> tuple[int, int | None]:
+    """How many keys are reserved now, and when the one that is held longest was reserved."""
+    still = (keys.c.state == State.RESERVED.value) & (keys.c.ends_at > now)
+    found = connection.execute(sa.select(sa.func.count(), sa.func.min(keys.c.fence)).where(still)).one()
+    return found[0], found[1]
+
+
 def count_of(connection: sa.Connection, company: str) -> int:
     """How many rows there are of a company."""
     counted = (table for table in TABLES if "company" in table.c)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -12,7 +13,16 @@ from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
-from muniment.actors.store.engine import Fence, writing
+from muniment.actors.metrics import (
+    COMMIT_FAILURES,
+    COMMIT_SECONDS,
+    COMMIT_WRITES,
+    REFUSED,
+    Observe,
+    unobserved,
+)
+from muniment.actors.store.engine import writing
+from muniment.actors.store.tenure import Fence
 from muniment.policies.errors import Fenced, MunimentError, Overloaded, StoreUnavailable
 
 T = TypeVar("T")
@@ -46,11 +56,13 @@ class GroupCommitter:
         on_lost: Callable[[], None] | None = None,
         max_queue: int = 4096,
         max_group: int = 512,
+        observe: Observe = unobserved,
     ) -> None:
         self._engine = writing(engine)
         self._fence = fence
         self._on_lost = on_lost
         self._max_group = max_group
+        self._observe = observe
         #: Whether the store answered when it was last asked for anything.
         self.reachable = True
         self._queue: queue.Queue[Write[Any] | None] = queue.Queue(max_queue)
@@ -71,8 +83,14 @@ class GroupCommitter:
         try:
             self._queue.put_nowait(write)
         except queue.Full:
+            self._observe(REFUSED, 1, queue="memory_writes")
             raise Overloaded("the store's write queue is full", retry_after_seconds=1) from None
         return write.future
+
+    @property
+    def queued(self) -> int:
+        """How many writes wait."""
+        return self._queue.qsize()
 
     def close(self) -> None:
         """Commits what is queued and ends the thread."""
@@ -109,6 +127,7 @@ class GroupCommitter:
         done: list[tuple[Write[Any], Any]] = []
         failed: list[tuple[Write[Any], BaseException]] = []
         began = False
+        started = time.perf_counter()
         try:
             with self._engine.begin() as connection:
                 if self._fence is not None:
@@ -130,6 +149,8 @@ class GroupCommitter:
         self.reachable = True
         self.groups += 1
         self.writes += len(done)
+        self._observe(COMMIT_SECONDS, time.perf_counter() - started, store="memory")
+        self._observe(COMMIT_WRITES, len(done), store="memory")
         for write, refusal in failed:
             write.future.set_exception(refusal)
         for write, answer in done:
@@ -149,24 +170,31 @@ class GroupCommitter:
             return
         try:
             with self._engine.connect() as connection:
-                self._fence.look(connection)
+                up_to_date = self._fence.look(connection)
         except Fenced as error:
             log.error("this instance was replaced: %s", error)
+            self._observe(COMMIT_FAILURES, 1, store="memory", reason="fenced")
             self.fenced = True
         except sa.exc.SQLAlchemyError as error:
             log.warning("the store does not answer: %s", error)
             self.reachable = False
         else:
             self.reachable = True
+            if not up_to_date:
+                self._commit([])
 
     def _lose(self, group: list[Write[Any]], error: BaseException, began: bool) -> None:
-        self.fenced = self.fenced or isinstance(error, Fenced)
+        reason = "internal"
         if began and self._on_lost is not None:
             self._on_lost()
-        if isinstance(error, sa.exc.SQLAlchemyError):
+        if isinstance(error, Fenced):
+            self.fenced, reason = True, "fenced"
+        elif isinstance(error, sa.exc.SQLAlchemyError):
+            reason = "store"
             log.error("the store did not commit: %s", error)
             self.reachable = not isinstance(error, (sa.exc.OperationalError, sa.exc.InterfaceError))
             known = "to repeat it with its key is safe" if began else "nothing was stored"
             error = StoreUnavailable(f"the store did not commit; {known}", retry_after_seconds=1)
+        self._observe(COMMIT_FAILURES, 1, store="memory", reason=reason)
         for write in group:
             write.future.set_exception(error)
