@@ -44,7 +44,6 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         "--slots 200,400 --requests 20",
         "--slots 1000,20000",
         "--slots 1000,100000",
-        plots=False,
     ),
     "ledger": Benchmark(
         "tests.bench.ledger",

@@ -36,7 +36,7 @@ from muniment.actors.store.policy_book import PolicyBook
 from muniment.actors.wire import fact_from_dict
 from muniment.policies.model import Fact, Scope, Slot, Status, Tier
 from tests.bench.options import numbers
-from tests.bench.report import stderr, table, write_json
+from tests.bench.report import figure, save, stderr, table, write_json
 
 COMPANY = "bench"
 DIMENSION = 128
@@ -176,6 +176,7 @@ def main() -> None:
     parser.add_argument("--versions", type=int, default=5, help="versions of each slot")
     parser.add_argument("--requests", type=int, default=300, help="writes and reads that are timed")
     parser.add_argument("--out", type=Path, help="write the result there, as JSON")
+    parser.add_argument("--plots", type=Path, help="write a plot into this folder, as PNG")
     options = parser.parse_args()
     rows = []
     for slots in options.slots:
@@ -186,6 +187,24 @@ def main() -> None:
     columns = ["slots", "versions", "write_p50_ms", "write_p99_ms", "write_ratio"]
     table("One slot among many", rows, [*columns, "facts_p50_ms", "facts_p99_ms", "facts_ratio"])
     write_json(options.out, {"rows": rows})
+    if options.plots:
+        plot(rows, options.plots)
+
+
+def plot(rows: list[dict[str, Any]], folder: Path) -> None:
+    """The median times by how many slots there are."""
+    made, axes = figure(5)
+    for what, colour in (("write", "#2a6f97"), ("facts", "#e09f3e")):
+        axes.plot(
+            [row["slots"] for row in rows], [row[f"{what}_p50_ms"] for row in rows], "o-", color=colour, label=what
+        )
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("slots of one company")
+    axes.set_ylabel("p50, ms (lower is better)")
+    axes.set_title("A write to and a read of one slot", loc="left")
+    axes.legend(frameon=False)
+    save(made, folder, "slots")
 
 
 if __name__ == "__main__":
