@@ -37,7 +37,7 @@ from muniment.policies.errors import ModelUnavailable, Overloaded
 
 SLICE_SECONDS: Final = 0.05
 """What one run of a model should take at most; a single item may take longer."""
-MAX_WAIT_SECONDS: Final = 15.0
+MAX_WAIT_SECONDS: Final = 5.0
 """Work that would wait longer is refused: whoever asked would have given up, and the work would be for nothing."""
 
 
@@ -119,6 +119,7 @@ class ModelWorker:
         self._paces = {"embed": _Pace(), "rerank": _Pace()}
         self._clock = clock
         self._observe = observe
+        self._busy_seconds = 0.0
         self._numbers = itertools.count()
         self._pump: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
@@ -141,6 +142,11 @@ class ModelWorker:
         if self.reranker is None:
             raise ModelUnavailable("no reranker is loaded")
         return await self._submit("rerank", [(query, text) for text in texts], Priority.RERANK)
+
+    async def load(self) -> dict[str, float]:
+        """``waiting_seconds``: of work that no model has had yet; ``busy_seconds``: that the models worked so far."""
+        waiting = sum(job.left * (self._paces[job.kind].seconds or 0.0) for job in self._jobs)
+        return {"waiting_seconds": waiting, "busy_seconds": self._busy_seconds}
 
     def levels(self) -> Levels:
         """How much waits."""
@@ -185,6 +191,7 @@ class ModelWorker:
                     self._fail(job, error)
                 continue
             seconds = self._clock() - started
+            self._busy_seconds += seconds
             self._paces[kind].ran(len(items), seconds)
             self._observe(MODEL_SECONDS, seconds, model=kind)
             self._observe(MODEL_BUSY, seconds, model=kind)

@@ -145,6 +145,55 @@ def test_what_would_wait_too_long_is_refused_and_told_when_to_come_back() -> Non
     asyncio.run(scenario())
 
 
+def test_it_says_how_much_work_waits_and_how_long_it_worked() -> None:
+    async def scenario() -> None:
+        model = CountingModel()
+        ticks = iter(range(1_000))
+        worker = ModelWorker(model, model, clock=lambda: next(ticks) * 0.01)
+        assert await worker.load() == {"waiting_seconds": 0.0, "busy_seconds": 0.0}
+        await worker.embed(["ten milliseconds"])
+        first = await held(model, worker)
+        bulk = asyncio.create_task(worker.embed(["bulk"] * 30, Priority.INGEST))
+        await asyncio.sleep(0)
+        found = await worker.load()
+        assert found == {"waiting_seconds": pytest.approx(0.3), "busy_seconds": pytest.approx(0.01)}
+        model.gate.set()
+        await asyncio.gather(first, bulk)
+        assert (await worker.load())["waiting_seconds"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_reranking_goes_before_bulk_ingest_and_after_queries() -> None:
+    async def scenario() -> None:
+        order: list[str] = []
+
+        class Both(CountingModel):
+            def embed(self, texts: Sequence[str]) -> Any:
+                found = super().embed(texts)
+                order.append(texts[0])
+                return found
+
+            def predict(self, pairs: Sequence[tuple[str, str]]) -> Any:
+                order.append("rerank")
+                return super().predict(pairs)
+
+        model = Both()
+        worker = still(model)
+        first = await held(model, worker)
+        later = [asyncio.create_task(worker.embed(["bulk"], Priority.INGEST))]
+        await asyncio.sleep(0)
+        later.append(asyncio.create_task(worker.rerank("q", ["text"])))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        later.append(asyncio.create_task(worker.embed(["query"])))
+        await asyncio.sleep(0)
+        model.gate.set()
+        await asyncio.gather(first, *later)
+        assert order == ["first", "query", "rerank", "bulk"]
+
+    asyncio.run(scenario())
+
+
 def test_a_caller_that_went_away_costs_no_work() -> None:
     async def scenario() -> None:
         model = CountingModel()
