@@ -18,9 +18,9 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -108,9 +108,10 @@ class Service:
     def create_actors(self) -> None:
         """The named Ray actors; they get ready while the application is deployed."""
         from muniment.cluster.actor_classes import create_actors
-        from muniment.cluster.services import prepare_stores
+        from muniment.cluster.services import check_model, prepare_stores
 
         prepare_stores(self.settings, self.settings.store.upgrade_at_start)
+        check_model(self.settings)
         publish_settings(self.settings)
         create_actors(self.settings)
 
@@ -202,6 +203,15 @@ def _lock(data_dir: Path) -> IO[str]:
         where = f"at {running.url}" if running else "(still starting or stopping)"
         raise StateConflict(f"a service runs already on {data_dir} {where}") from None
     return file
+
+
+@contextmanager
+def stopped(data_dir: Path) -> Iterator[None]:
+    """Keeps a service from starting on ``data_dir``. Raises ``StateConflict`` where one runs."""
+    if find(data_dir) is not None:
+        raise StateConflict(f"a service runs on {data_dir}; stop it first: muniment down")
+    with _lock(data_dir):
+        yield
 
 
 def _free_port(host: str, port: int) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from muniment.actors.embedding import space_name
 from muniment.actors.memory_shard import MemoryShard, ShardSettings
-from muniment.actors.store import control_tables, effect_store
+from muniment.actors.store import control_tables, effect_store, memory_store
 from muniment.actors.store import memory_tables as tables
 from muniment.actors.store.control_store import ControlStore
 from muniment.actors.store.control_tables import control_decisions, control_heads
@@ -68,6 +69,16 @@ def open_services(settings: Settings) -> Services:
             offline_seconds=settings.auth.offline_seconds,
         ),
     )
+
+
+def check_model(settings: Settings) -> None:
+    """Raises ``ConfigurationError`` where the stored vectors are from another embedding model than the settings'."""
+    engine = open_engine(settings.store_url("memory"))
+    try:
+        with available(), engine.connect() as connection:
+            memory_store.claim_model(connection, space_name(settings.workers.model))
+    finally:
+        engine.dispose()
 
 
 def prepare_stores(settings: Settings, upgrade: bool) -> None:

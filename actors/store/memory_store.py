@@ -354,6 +354,12 @@ def model_dimension(connection: sa.Connection) -> int | None:
     return dimension
 
 
+def model_name(connection: sa.Connection) -> str | None:
+    """The name of the model that the stored vectors are from, None where there are none yet."""
+    name: str | None = connection.execute(sa.select(t.embedding_model.c.name)).scalar()
+    return name
+
+
 def claim_model(connection: sa.Connection, name: str, dimension: int | None = None) -> None:
     """Records the model of the stored vectors, or refuses another one than they are from.
 

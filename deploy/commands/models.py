@@ -1,8 +1,13 @@
-"""The models."""
+"""The models: exporting them, and exchanging the embedding one."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from muniment.cluster.settings import load
 from muniment.deploy.commands.common import AsJson, DataDir, app, console, errors
@@ -25,3 +30,28 @@ def export_models(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     else:
         for kind, folder in made.items():
             console.print(f"{kind}: {folder}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def reindex(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Embed every fact anew with the model of the settings. Stop the service first; repeat it where it broke off."""
+    from muniment.cluster.reindexing import reindex_store
+
+    with _progress("embedding") as progress:
+        done = reindex_store(load(data_dir=data_dir), progress)
+    if as_json:
+        print(json.dumps(asdict(done)))
+    elif done.before in (None, done.model):
+        console.print(f"nothing to do: the vectors are from {done.model}", highlight=False, soft_wrap=True)
+    else:
+        said = f"{done.facts} facts: their vectors are from {done.model}, no more from {done.before}"
+        console.print(said, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error; yields what is told how many of how many are done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
