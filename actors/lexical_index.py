@@ -18,7 +18,7 @@ import heapq
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -93,25 +93,26 @@ class LexicalIndex:
         """How many members have terms."""
         return self._count
 
-    def add(self, id: str, terms: Sequence[str]) -> None:
-        """Sets the terms of a member, each as often as it stands in the text; those it had are replaced, and an empty
-        list takes them out. Raises ``KeyError`` where ``id`` has no position."""
+    def add(self, id: str, terms: Mapping[str, int]) -> None:
+        """Sets the terms of a member, each with the number of times it stands in the text; those it had are replaced,
+        and none take them out. Raises ``KeyError`` where ``id`` has no position."""
         with self._lock:
             position = self._positions[id]
             self._documents.extend([()] * (position + 1 - len(self._documents)))
             if self._documents[position]:
                 self._change(self._documents[position], {position: -1})
                 self._count -= 1
-            document = []
-            for term, count in Counter(terms).items():
-                postings = self._postings.get(term)
+            known, entry, document = self._postings, position << _COUNT_BITS, []
+            for term, count in terms.items():
+                postings = known.get(term)
                 if postings is None:
-                    postings = self._postings[term] = _Postings(term)
-                postings.entries.append(position << _COUNT_BITS | min(count, _COUNT_MASK))
+                    postings = known[term] = _Postings(term)
+                postings.entries.append(entry | count if count < _COUNT_MASK else entry | _COUNT_MASK)
                 document.append(postings)
             self._documents[position] = tuple(document)
-            self._total_length += len(terms) - int(self._lengths.values[position])
-            self._lengths.values[position] = len(terms)
+            length = sum(terms.values())
+            self._total_length += length - int(self._lengths.values[position])
+            self._lengths.values[position] = length
             self._count += bool(document)
 
     def search(self, terms: Iterable[str], k: int, mask: NDArray[np.bool_] | None = None) -> list[tuple[str, float]]:

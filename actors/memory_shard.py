@@ -7,8 +7,10 @@ are first asked for. Where a commit fails, what memory says may no longer be tru
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -27,7 +29,7 @@ from muniment.actors.slot_writer import Policies, SlotWriter, Written
 from muniment.actors.store import memory_store as store
 from muniment.actors.store.engine import Fence, available
 from muniment.actors.store.group_commit import GroupCommitter
-from muniment.actors.tenant import Tenant, Visibility, resident_of
+from muniment.actors.tenant import Tenant, Visibility
 from muniment.actors.tier_index import Kind
 from muniment.actors.webhook import WebhookOptions, WebhookSender
 from muniment.actors.wire import fact_to_dict
@@ -39,6 +41,8 @@ from muniment.policies.routing import Decision, GateDecision, Reason, RecallProf
 T = TypeVar("T")
 #: Facts that ``verify`` names at the most.
 _WRONG_SHOWN = 100
+#: Facts whose features are brought to the store in one write.
+_KEPT_AT_ONCE = 500
 #: What stands for the tier of an answer out of the slots' history.
 HISTORY = "history"
 #: Why an answer may not be the newest: the store is away, and memory answered alone.
@@ -58,6 +62,18 @@ class ShardSettings:
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     #: How owners are told outside what waits for them; None: they are not.
     webhooks: WebhookOptions | None = None
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """For what makes many objects that stay: to look for garbage among them meanwhile costs a third of it all."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class MemoryShard:
@@ -347,6 +363,20 @@ class MemoryShard:
         for idle in self._residency.leaving():
             self._residency.gone(idle)
             self._unload(idle)
+        self._keep_features(tenant)
+
+    def _keep_features(self, tenant: Tenant) -> None:
+        """Brings what was found anew while the company was loaded to the store, a slice at a time."""
+
+        def again(slice: Future[None]) -> None:
+            if slice.exception() is None:
+                self._keep_features(tenant)
+
+        features = tenant.take_unkept(_KEPT_AT_ONCE)
+        if features:
+            with suppress(Overloaded, StoreUnavailable, Fenced):
+                kept = self._committer.submit(lambda connection: store.set_features(connection, features))
+                kept.add_done_callback(again)
 
     def _unload(self, company: str) -> None:
         """Between two writes, and once its usage counts are stored; while the store is away, it stays."""
@@ -389,6 +419,7 @@ class MemoryShard:
         loaded = await asyncio.to_thread(read)
         return await asyncio.wrap_future(self._committer.submit(publish))
 
+    @_uncollected()
     def _load(self, connection: sa.Connection, company: str, dimension: int | None) -> Tenant:
         stored = list(store.indexed_facts(connection, company))
         known = len(stored[0].vector) // 4 if stored else store.model_dimension(connection) or dimension
@@ -399,7 +430,7 @@ class MemoryShard:
             {Tier.L1: settings.l1_capacity, Tier.L2: settings.l2_capacity},
             settings.retention,
         )
-        tenant.fill(resident_of(s, s.tier) for s in stored if s.tier is not None)
+        tenant.fill(stored)
         tenant.take_notes(self._writer.load_notes(connection, company))
         return tenant
 

@@ -307,7 +307,8 @@ class SlotWriter:
                 tenant.plan_replace(fact, written.changes)
             else:
                 vector = vector_of.get(fact.id) or store_vectors[fact.id]
-                incoming.append(resident_of(Stored(fact, None, 0, vector), Tier.L1))
+                incoming.append(resident_of(Stored(fact, None, 0, vector), Tier.L1, tenant.extraction))
+        features = tenant.features_of(incoming)
         overflow = tenant.overflow
         placement = tenant.plan_add(incoming, written.changes)
         if placement.overflow > overflow:
@@ -321,8 +322,11 @@ class SlotWriter:
         tiers |= placement.tiers
         forgotten = self._forgettable(connection, book, placement.evicted)
         kept = [fact for fact in new if fact.id not in forgotten]
-        memory_store.insert_facts(connection, [Stored(f, tiers.get(f.id), 0, vector_of[f.id]) for f in kept])
+        memory_store.insert_facts(
+            connection, [Stored(f, tiers.get(f.id), 0, vector_of[f.id], features.get(f.id)) for f in kept]
+        )
         fresh = {fact.id for fact in new}
+        memory_store.set_features(connection, {id: found for id, found in features.items() if id not in fresh})
         memory_store.set_tiers(
             connection, {i: tier for i, tier in tiers.items() if i not in fresh and i not in forgotten}
         )

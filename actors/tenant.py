@@ -17,15 +17,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from muniment.actors import kept_features
+from muniment.actors.kept_features import Kept
 from muniment.actors.lexical_index import Corpus, LexicalIndex
 from muniment.actors.slot_pages import SlotNote
 from muniment.actors.store.decision_log import microseconds
 from muniment.actors.store.memory_store import Stored
 from muniment.actors.tier_index import Kind, TierIndex
-from muniment.policies.entities import extract_entities, normalise_entity
+from muniment.policies.extraction import DEFAULT, Extraction
 from muniment.policies.model import Fact, Slot, Tier, fold
 from muniment.policies.retention import RetentionSettings, TierView, plan_evictions
-from muniment.policies.terms import fact_terms
 
 _EVER: Final = np.iinfo(np.int64).max
 _SHARED: Final = 0
@@ -36,29 +37,37 @@ _BM25_B: Final = 0.4
 
 @dataclass(slots=True)
 class Resident:
-    """A fact that is in a tier, with what ranking needs of it. ``vector``: (d,) float32 in C order."""
+    """A fact that is in a tier, with what ranking needs of it. ``vector``: (d,) float32 in C order.
+
+    ``terms``: packed, see ``kept_features``. ``kept``: the store has these features.
+    """
 
     fact: Fact
     tier: Tier
     usage: int
     last_used: int
     entities: frozenset[str]
+    terms: bytes
     folded: str
     vector: bytes
+    kept: bool
 
 
-def resident_of(stored: Stored, tier: Tier) -> Resident:
-    """The resident that a stored fact is."""
+def resident_of(stored: Stored, tier: Tier, extraction: Extraction = DEFAULT) -> Resident:
+    """The resident that a stored fact is; its features are found anew where the store has none by ``extraction``."""
     fact = stored.fact
-    found = {normalise_entity(entity) for entity in fact.entities} | set(extract_entities(fact.text))
+    kept = kept_features.from_store(stored.features, extraction)
+    entities, terms = kept or kept_features.find(fact, extraction)
     return Resident(
         fact,
         tier,
         stored.usage,
         microseconds(fact.recorded_at),
-        frozenset(found),
+        entities,
+        terms,
         fold(fact.text),
         stored.vector,
+        kept is not None,
     )
 
 
@@ -125,16 +134,16 @@ class TierSpace:
             ids = [r.fact.id for r in residents]
             rows = np.frombuffer(b"".join(r.vector for r in residents), np.float32)
             self.index.add(ids, rows.reshape(len(residents), -1))
-            for resident in residents:
-                fact = resident.fact
+            facts = [resident.fact for resident in residents]
+            places = [self.positions[id] for id in ids]
+            self._user.values[places] = [self._user_code(f.user) for f in facts]
+            self._from.values[places] = [microseconds(f.effective_at) if f.effective_at else 0 for f in facts]
+            self._until.values[places] = [microseconds(f.expires_at) if f.expires_at else _EVER for f in facts]
+            self._importance.values[places] = [f.importance for f in facts]
+            for resident, fact in zip(residents, facts, strict=True):
                 self._forget_labels(fact.id)
                 self.held[fact.id] = resident
-                place = self.positions[fact.id]
-                self.lexical.add(fact.id, fact_terms(fact.text))
-                self._user.values[place] = self._user_code(fact.user)
-                self._from.values[place] = microseconds(fact.effective_at) if fact.effective_at else 0
-                self._until.values[place] = microseconds(fact.expires_at) if fact.expires_at else _EVER
-                self._importance.values[place] = fact.importance
+                self.lexical.add(fact.id, kept_features.counts(resident.terms))
                 for label in labels_of(fact):
                     self._labelled.setdefault(label, set()).add(fact.id)
 
@@ -207,8 +216,14 @@ class Tenant:
     """A company's residents and tiers. Deciding and applying happen on the shard's one writing thread."""
 
     def __init__(
-        self, dimension: int, kind: Kind, capacities: Mapping[Tier, int], retention: RetentionSettings
+        self,
+        dimension: int,
+        kind: Kind,
+        capacities: Mapping[Tier, int],
+        retention: RetentionSettings,
+        extraction: Extraction = DEFAULT,
     ) -> None:
+        self.extraction = extraction
         self.residents: dict[str, Resident] = {}
         corpus = Corpus()
         self.spaces = {tier: TierSpace(dimension, kind, corpus) for tier in Tier}
@@ -216,6 +231,7 @@ class Tenant:
         #: Counts changes of the plan.
         self.plans = 0
         self.overflow = 0
+        self._unkept: list[Resident] = []
         self._turns: list[tuple[datetime, str]] = []
         self._turns_lock = threading.Lock()
         self._unsaved_usage: set[str] = set()
@@ -224,11 +240,15 @@ class Tenant:
         self._capacities = capacities
         self._retention = retention
 
-    def fill(self, residents: Iterable[Resident]) -> None:
+    def fill(self, stored: Iterable[Stored]) -> None:
         """Takes what the store says is indexed; for a tenant that nobody searches yet."""
-        for resident in residents:
-            self.residents[resident.fact.id] = resident
-            self._members[resident.tier][resident.fact.id] = resident
+        for one in stored:
+            if one.tier is not None:
+                resident = resident_of(one, one.tier, self.extraction)
+                self.residents[resident.fact.id] = resident
+                self._members[resident.tier][resident.fact.id] = resident
+                if not resident.kept:
+                    self._unkept.append(resident)
         for tier in Tier:
             self.spaces[tier].add(list(self._members[tier].values()))
 
@@ -316,6 +336,15 @@ class Tenant:
             saved = {id: self.residents[id].usage for id in self._unsaved_usage if id in self.residents}
             self._unsaved_usage.clear()
             return saved
+
+    def take_unkept(self, limit: int) -> dict[str, bytes]:
+        """Features of at most ``limit`` facts for the store, which had none; they count as kept from here on."""
+        taken, self._unkept = self._unkept[:limit], self._unkept[limit:]
+        return self.features_of(taken)
+
+    def features_of(self, residents: Iterable[Resident]) -> dict[str, bytes]:
+        """What the store keeps of what was found in these facts."""
+        return {r.fact.id: kept_features.to_store(Kept(r.entities, r.terms), self.extraction) for r in residents}
 
     def close(self) -> None:
         """Ends the indexes' upkeep."""

@@ -37,16 +37,24 @@ def moment(us: int | None) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A fact as it lies in the store: where it is indexed (None: nowhere) and how often it was returned."""
+    """A fact as it lies in the store: where it is indexed (None: nowhere) and how often it was returned.
+
+    ``features``: what was found in its text, see ``kept_features``; None where that is not kept.
+    """
 
     fact: Fact
     tier: Tier | None
     usage: int
     vector: bytes
+    features: bytes | None = None
 
 
 def _fact(row: Any) -> Fact:
     return fact_from_dict(unpack(row.body))
+
+
+def _bytes(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)
 
 
 def _us(value: datetime | None) -> int | None:
@@ -76,7 +84,8 @@ def insert_facts(connection: sa.Connection, stored: Sequence[Stored]) -> None:
         return
     connection.execute(t.facts.insert(), [{**fact_row(s.fact), "tier": s.tier, "usage": s.usage} for s in stored])
     connection.execute(
-        t.vectors.insert(), [{"fact_id": s.fact.id, "company": s.fact.company, "vector": s.vector} for s in stored]
+        t.vectors.insert(),
+        [{"fact_id": s.fact.id, "company": s.fact.company, "vector": s.vector, "features": s.features} for s in stored],
     )
     derived = [
         {"parent_id": parent, "child_id": s.fact.id, "company": s.fact.company}
@@ -110,6 +119,14 @@ def set_usage(connection: sa.Connection, usage: dict[str, int]) -> None:
     if usage:
         statement = t.facts.update().where(t.facts.c.id == sa.bindparam("key")).values(usage=sa.bindparam("usage"))
         connection.execute(statement, [{"key": key, "usage": count} for key, count in usage.items()])
+
+
+def set_features(connection: sa.Connection, features: dict[str, bytes]) -> None:
+    """Keeps what was found in the texts of facts."""
+    if features:
+        statement = t.vectors.update().where(t.vectors.c.fact_id == sa.bindparam("key"))
+        rows = [{"key": key, "features": found} for key, found in features.items()]
+        connection.execute(statement.values(features=sa.bindparam("features")), rows)
 
 
 def _lists(ids: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -155,7 +172,9 @@ def get_vectors(connection: sa.Connection, company: str, ids: Sequence[str]) -> 
     """The vectors of these facts."""
     found = {}
     for part in _lists(ids):
-        query = sa.select(t.vectors).where(t.vectors.c.company == company, t.vectors.c.fact_id.in_(part))
+        query = sa.select(t.vectors.c.fact_id, t.vectors.c.vector).where(
+            t.vectors.c.company == company, t.vectors.c.fact_id.in_(part)
+        )
         found.update({row.fact_id: bytes(row.vector) for row in connection.execute(query)})
     return found
 
@@ -191,13 +210,13 @@ def list_facts(
 def indexed_facts(connection: sa.Connection, company: str) -> Iterator[Stored]:
     """What the indexes of a company hold, in the order of recording."""
     query = (
-        sa.select(t.facts, t.vectors.c.vector)
+        sa.select(t.facts, t.vectors.c.vector, t.vectors.c.features)
         .join(t.vectors, t.vectors.c.fact_id == t.facts.c.id)
         .where(t.facts.c.company == company, t.facts.c.tier.is_not(None))
         .order_by(t.facts.c.id)
     )
     for row in connection.execute(query, execution_options={"yield_per": 1000}):
-        yield Stored(_fact(row), Tier(row.tier), row.usage, bytes(row.vector))
+        yield Stored(_fact(row), Tier(row.tier), row.usage, bytes(row.vector), _bytes(row.features))
 
 
 def crowded_slots(connection: sa.Connection, company: str) -> list[Slot]:

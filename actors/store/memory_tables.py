@@ -7,6 +7,9 @@ import sqlalchemy as sa
 from muniment.actors.store.decision_log import decision_table, head_table
 from muniment.actors.store.engine import Schema, metadata, only_where
 
+#: The ``info`` of a column that is made from others and may be empty: archives leave it out.
+DERIVED = {"derived": True}
+
 #: All that was ever told, except slotless facts that retention deleted. ``body`` is the packed fact; the columns are
 #: what queries ask for. Times are microseconds.
 facts = sa.Table(
@@ -32,13 +35,14 @@ facts = sa.Table(
     sa.Index("facts_review", "company", "review_at", **only_where("review_at IS NOT NULL")),
 )
 
-#: (d,) float32 in C order, of every stored fact.
+#: (d,) float32 in C order, of every stored fact; and what was found in its text, which can be found again.
 vectors = sa.Table(
     "fact_vectors",
     metadata,
     sa.Column("fact_id", sa.String(64), primary_key=True),
     sa.Column("company", sa.String(128), nullable=False),
     sa.Column("vector", sa.LargeBinary, nullable=False),
+    sa.Column("features", sa.LargeBinary, info=DERIVED),
     sa.Index("fact_vectors_company", "company"),
 )
 

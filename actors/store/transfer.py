@@ -79,7 +79,7 @@ def export(engines: Engines, stream: IO[bytes], company: str | None, now: dateti
             created_at=microseconds(now),
             company=company,
             revisions={schema.name: schema.revision for schema in SCHEMAS},
-            columns={table.name: [column.name for column in table.columns] for _, table in _TABLES},
+            columns={table.name: [column.name for column in _told(table)] for _, table in _TABLES},
             model=None if model is None else (model.name, model.dimension),
         )
         writer = Writer(stream, header)
@@ -101,7 +101,7 @@ class _Wanted:
 
     def rows(self, connection: sa.Connection, table: sa.Table) -> Iterator[Sequence[Any]]:
         """What the table has of them, in the order of its key."""
-        query = sa.select(table).order_by(*table.primary_key.columns)
+        query = sa.select(*_told(table)).order_by(*table.primary_key.columns)
         by_company = "company" in table.c
         if self._only is not None:
             if by_company:
@@ -109,10 +109,15 @@ class _Wanted:
             else:
                 first = company_prefix(self._only)
                 query = query.where(table.c.key >= first, table.c.key < first + b"\xff" * (KEY_BYTES - len(first) + 1))
-        place = list(table.c).index(table.c.company if by_company else table.c.key)
+        place = _told(table).index(table.c.company if by_company else table.c.key)
         for row in connection.execute(query, execution_options={"yield_per": 1000}):
             if row[place] in self._companies if by_company else row[place][:_PREFIX_BYTES] in self._prefixes:
                 yield row
+
+
+def _told(table: sa.Table) -> list[sa.Column[Any]]:
+    """The columns that an archive holds."""
+    return [column for column in table.columns if column.info != memory_tables.DERIVED]
 
 
 def _batches(rows: Iterator[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
@@ -136,7 +141,7 @@ def check(stream: IO[bytes]) -> tuple[Header, Counter[str]]:
     header = read_header(stream)
     stream.seek(0)
     here = {schema.name: schema.revision for schema in SCHEMAS}
-    columns = {table.name: [column.name for column in table.columns] for _, table in _TABLES}
+    columns = {table.name: [column.name for column in _told(table)] for _, table in _TABLES}
     if header.revisions != here or header.columns != columns:
         raise ConfigurationError(
             "the archive is from another version of the tables; import it there, then run `muniment migrate`",
@@ -204,14 +209,14 @@ def _compare(engines: Engines, stream: IO[bytes]) -> None:
 def _missing(connection: sa.Connection, table: sa.Table, rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     """The rows that are not there, as what is inserted. Raises ``StateConflict`` where one is there, and another."""
     key = list(table.primary_key.columns)
-    places = [list(table.c).index(column) for column in key]
+    places = [_told(table).index(column) for column in key]
     there: dict[tuple[Any, ...], Sequence[Any]] = {}
     for start in range(0, len(rows), 100):
         keys = [tuple(row[place] for place in places) for row in rows[start : start + 100]]
         condition = key[0].in_([k[0] for k in keys]) if len(key) == 1 else sa.tuple_(*key).in_(keys)
-        for found in connection.execute(sa.select(table).where(condition)):
+        for found in connection.execute(sa.select(*_told(table)).where(condition)):
             there[tuple(found[place] for place in places)] = found
-    names = [column.name for column in table.columns]
+    names = [column.name for column in _told(table)]
     missing = []
     for row in rows:
         known = there.get(tuple(row[place] for place in places))

@@ -67,6 +67,7 @@ def upgrade() -> None:
         sa.Column("fact_id", _text(64), nullable=False),
         sa.Column("company", _text(128), nullable=False),
         sa.Column("vector", sa.LargeBinary(), nullable=False),
+        sa.Column("features", sa.LargeBinary(), nullable=True),
         sa.PrimaryKeyConstraint("fact_id"),
     )
     op.create_index("fact_vectors_company", "fact_vectors", ["company"], unique=False)
