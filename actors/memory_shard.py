@@ -199,7 +199,7 @@ class MemoryShard:
             terms=plan["terms"],
             entities=tuple(plan["entities"]),
             top_k=plan["top_k"],
-            threshold=plan["threshold"],
+            threshold=self._policies.threshold(company, plan["model"]),
             profile=RecallProfile.model_validate(plan["profile"]),
             visibility=Visibility(now=now, user=plan["user"], **plan["filters"]),
         )

@@ -29,6 +29,7 @@ from muniment.actors.wire import fact_from_dict, fact_to_dict, source_to_dict
 from muniment.policies.audit import overdue_reviews
 from muniment.policies.authority import Actor, key_of, owner_of, review_date
 from muniment.policies.errors import Forbidden, NotFound, StateConflict
+from muniment.policies.memory_policy import MemoryPolicy
 from muniment.policies.model import Fact, Slot, Source, Status, Tier
 from muniment.policies.precedence_policy import UNASSIGNED, PrecedencePolicy, SlotRules, resolve
 from muniment.policies.slot_history import Change, Reading, RulesAt, read
@@ -47,7 +48,7 @@ _NOBODY: Final[Record] = {"id": "muniment", "groups": [], "may_claim_record": Fa
 
 
 class Policies(Protocol):
-    """Where a company's precedence policy comes from."""
+    """Where what is written for a company comes from: its precedence policy, its memory policy, its threshold."""
 
     def current(self, company: str) -> tuple[int, PrecedencePolicy]:
         """The newest version and its number, 0 and the default policy where none was written."""
@@ -57,8 +58,16 @@ class Policies(Protocol):
         """The same, as it was when it was last asked."""
         ...
 
+    def memory(self, company: str) -> MemoryPolicy:
+        """The memory policy, as it was when it was last asked."""
+        ...
+
+    def threshold(self, company: str, model: str) -> float:
+        """The gate's threshold under an embedding model, as it was when it was last asked."""
+        ...
+
     async def refresh(self, company: str) -> bool:
-        """Has ``known`` say what holds now; False where that cannot be asked."""
+        """Has ``known``, ``memory`` and ``threshold`` say what holds now; False where that cannot be asked."""
         ...
 
     def rules_at(self, slot: Slot) -> RulesAt:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import Stemmer
 
 from muniment.policies.entities import extract_entities
-from muniment.policies.terms import DEFAULT_LANGUAGES, fact_terms
+from muniment.policies.terms import DEFAULT_LANGUAGES, fact_terms, query_terms
 
 VERSION: Final = 1
 """Grows with every change of what ``extract_entities`` or ``fact_terms`` find; a test knows what this version finds."""
@@ -47,6 +47,10 @@ class Extraction:
     def features(self, text: str) -> Features:
         """What is found in ``text``."""
         return Features(extract_entities(text, self.patterns), Counter(fact_terms(text, self.languages)))
+
+    def of_query(self, query: str) -> tuple[tuple[str, ...], list[str]]:
+        """What a query asks for: its entities, and its terms."""
+        return extract_entities(query, self.patterns), query_terms(query, self.languages)
 
 
 DEFAULT: Final = Extraction()

@@ -6,11 +6,13 @@ whose searches take linear time, and bounded besides (``entities.check_pattern``
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from muniment.policies.entities import MAX_PATTERNS, check_pattern
+from muniment.policies.extraction import Extraction
 from muniment.policies.precedence_policy import PolicyName
 from muniment.policies.retention import ImportancePolicy, RetentionMode
 from muniment.policies.terms import DEFAULT_LANGUAGES, LANGUAGES
@@ -55,7 +57,7 @@ class MemoryPolicy(BaseModel):
     languages: _Languages = DEFAULT_LANGUAGES
     retention: RetentionMode | None = None
 
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        """The patterns of entities, in an order that does not depend on their names."""
-        return tuple(sorted(self.entities.values()))
+    @cached_property
+    def extraction(self) -> Extraction:
+        """How the company's texts are read; what its patterns are called does not matter."""
+        return Extraction(self.languages, tuple(sorted(self.entities.values())))

@@ -8,14 +8,15 @@ import pytest
 from pydantic import ValidationError
 
 from muniment.policies.entities import MAX_PATTERNS
+from muniment.policies.extraction import DEFAULT
 from muniment.policies.memory_policy import MemoryPolicy
 from muniment.policies.retention import MAX_RULES, ImportancePolicy, RetentionMode
-from muniment.policies.terms import DEFAULT_LANGUAGES, LANGUAGES, stem
+from muniment.policies.terms import LANGUAGES, stem
 
 
 def test_the_empty_policy_is_the_default() -> None:
     policy = MemoryPolicy()
-    assert (policy.languages, policy.patterns) == (DEFAULT_LANGUAGES, ())
+    assert policy.extraction == DEFAULT
     assert policy.importance == ImportancePolicy()
     assert policy.retention is None
 
@@ -26,7 +27,12 @@ def test_it_says_how_texts_are_read() -> None:
     assert policy.retention is RetentionMode.LRU
     assert MemoryPolicy.model_validate(policy.model_dump(mode="json")) == policy
     other_names = MemoryPolicy.model_validate({"entities": {"a": "lote [A-Z]+", "b": r"(?i)pedido \d+"}})
-    assert other_names.patterns == policy.patterns
+    assert other_names.extraction.patterns == policy.extraction.patterns
+    found = policy.extraction.features("As reuniões do pedido 77 e do lote ABC")
+    assert {"pedido 77", "lote abc"} <= set(found.entities)
+    entities, terms = policy.extraction.of_query("que reunião do pedido 77?")
+    assert "pedido 77" in entities
+    assert stem("reunião", "pt") in found.terms.keys() & set(terms)
 
 
 @pytest.mark.parametrize(
