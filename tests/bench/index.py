@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -101,7 +102,7 @@ def word_rows(size: int) -> Iterator[dict[str, Any]]:
     start = time.perf_counter()
     index.add(ids, np.ones((size, 1), np.float32))
     for id, terms in zip(ids, stored, strict=True):
-        lexical.add(id, terms)
+        lexical.add(id, Counter(terms))
     built = time.perf_counter() - start
     queries = [[*stored[n][:8], stored[n][-1]] for n in rng.integers(0, size, QUERIES)]
     for kept in KEPT:

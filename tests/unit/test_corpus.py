@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,7 +20,7 @@ def index(texts: dict[str, list[str]], corpus: Corpus | None = None) -> LexicalI
     lexical = LexicalIndex(tier.positions, corpus=corpus)
     tier.add(list(texts), np.ones((len(texts), 2), np.float32))
     for id, terms in texts.items():
-        lexical.add(id, terms)
+        lexical.add(id, Counter(terms))
     return lexical
 
 

@@ -73,7 +73,7 @@ class TierMachine(RuleBasedStateMachine):
         vectors = np.array([axis(number) for _, number, _, _ in batch], np.float32).reshape(-1, DIMENSION)
         self.index.add([id for id, _, _, _ in batch], vectors)
         for (id, _, terms, mark), vector in zip(batch, vectors, strict=True):
-            self.lexical.add(id, terms)
+            self.lexical.add(id, Counter(terms))
             self.column.values[self.index.positions[id]] = mark
             self.members[id] = (vector, terms, mark)
 
@@ -153,7 +153,7 @@ def test_an_empty_tier_and_one_that_hides_everything_answer_nothing(kind: str) -
     assert index.search(axis(0), 5) == [] == lexical.search(["a"], 5)
     index.add([], np.empty((0, DIMENSION), np.float32))
     index.add(["f1"], axis(0)[np.newaxis])
-    lexical.add("f1", ["a"])
+    lexical.add("f1", Counter(["a"]))
     hidden = np.zeros(1, np.bool_)
     assert index.search(axis(0), 5, hidden) == [] == lexical.search(["a"], 5, hidden)
     assert index.search(axis(0), 5) == [("f1", 1.0)]
@@ -169,7 +169,7 @@ def test_equals_are_chosen_by_id_at_the_cut_whatever_the_order_of_arrival() -> N
         lexical = LexicalIndex(index.positions)
         index.add(arrival, np.tile(axis(3), (300, 1)))
         for id in arrival:
-            lexical.add(id, ["same", "words"])
+            lexical.add(id, Counter(["same", "words"]))
         few = index.positions.mask(ids[7::50])
         for mask, first in (
             (None, ids[:20]),
@@ -219,7 +219,7 @@ def test_memory_stays_bounded_through_churn_of_ten_times_the_capacity() -> None:
         if len(index) == capacity:
             index.remove([f"f{n - capacity}"])
         index.add([f"f{n}"], axis(n % 8)[np.newaxis])
-        lexical.add(f"f{n}", [f"word{n}", "every"])
+        lexical.add(f"f{n}", Counter([f"word{n}", "every"]))
     assert index._flat.ntotal == capacity
     assert len(lexical._postings) == capacity + 1
     assert len(index.search(axis(0), capacity)) == len(lexical.search(["every"], capacity)) == capacity
@@ -233,15 +233,15 @@ def test_words_need_a_member_and_replacing_them_replaces_the_statistics() -> Non
     positions = Positions()
     lexical = LexicalIndex(positions)
     with pytest.raises(KeyError):
-        lexical.add("f1", ["a"])
+        lexical.add("f1", Counter(["a"]))
     positions.add(["f1", "f2"])
-    lexical.add("f1", ["a", "a", "b"])
-    lexical.add("f2", ["b"])
-    lexical.add("f1", ["c"])
+    lexical.add("f1", Counter(["a", "a", "b"]))
+    lexical.add("f2", Counter(["b"]))
+    lexical.add("f1", Counter(["c"]))
     assert lexical.search(["a"], 5) == []
     expected = bm25({"f1": ["c"], "f2": ["b"]}, ["b", "c", "c"])
     assert lexical.search(["c", "b", "c"], 5) == [(id, pytest.approx(s)) for id, s in ranked(expected, 5)]
-    lexical.add("f1", [])
+    lexical.add("f1", Counter([]))
     assert len(lexical) == 1
     for k1, b in ((-1, 0.5), (math.nan, 0.5), (1, 1.1), (1, math.nan)):
         with pytest.raises(ValueError, match="k1"):
@@ -257,7 +257,7 @@ def test_common_words_and_repetition_score_as_defined_in_a_large_tier() -> None:
     }
     positions.add(list(documents))
     for id, words in documents.items():
-        lexical.add(id, words)
+        lexical.add(id, Counter(words))
     gone = list(documents)[100:700]
     positions.remove(gone)
     for id in gone:
@@ -441,7 +441,7 @@ def test_searches_and_writes_at_once_never_show_what_is_hidden_or_gone() -> None
             with index.positions.lock:
                 index.add(ids, clustered(rng, 40))
                 for id in ids:
-                    lexical.add(id, ["word", id])
+                    lexical.add(id, Counter(["word", id]))
                     shown.values[index.positions[id]] = id.endswith(("0", "2", "4", "6", "8"))
             index.remove([f"f{seed}-{n}" for n in rng.choice(400, 30 + round_number % 20, replace=False)])
 
