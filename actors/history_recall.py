@@ -18,6 +18,7 @@ from muniment.actors.slot_reader import all_known, parents_of
 from muniment.actors.store import memory_store
 from muniment.actors.store.memory_store import Stored
 from muniment.actors.tenant import TierSpace, resident_of
+from muniment.policies.extraction import Extraction
 from muniment.policies.model import Fact, Slot, Status, Tier
 from muniment.policies.slot_history import RulesAt, SlotRecord, as_of
 
@@ -32,10 +33,12 @@ def recall_history(
     as_of_instant: datetime | None,
     known_at: datetime | None,
     rules_at: Callable[[Slot], RulesAt],
+    extraction: Extraction,
 ) -> list[Candidate]:
     """The best candidates among the facts that held at ``as_of_instant``, as far as recorded by ``known_at``.
 
-    What is absent means: the same moment as the other one, or now. Visibility and filters are the plan's.
+    What is absent means: the same moment as the other one, or now. Visibility and filters are the plan's; facts are
+    read by ``extraction``, as the plan's query was.
     """
     now = plan.visibility.now
     instant = as_of_instant or known_at or now
@@ -55,7 +58,8 @@ def recall_history(
             held += [winner] if winner is not None else []
     vectors = memory_store.get_vectors(connection, company, [fact.id for fact in held])
     space = TierSpace(len(plan.vector), "flat", Corpus())
-    space.add([resident_of(Stored(f, None, 0, vectors[f.id]), Tier.L1) for f in held if f.id in vectors])
+    found = [Stored(fact, None, 0, vectors[fact.id]) for fact in held if fact.id in vectors]
+    space.add([resident_of(one, Tier.L1, extraction) for one in found])
     then = replace(plan, visibility=replace(plan.visibility, now=instant))
     profile = plan.profile
     depth = max(plan.top_k, profile.rerank_depth) if profile.rerank else plan.top_k

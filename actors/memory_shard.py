@@ -11,13 +11,14 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import sqlalchemy as sa
 
+from muniment.actors import calibration
 from muniment.actors.clock import Clock, system_clock
 from muniment.actors.history_recall import recall_history
 from muniment.actors.index_check import differing
@@ -34,6 +35,8 @@ from muniment.actors.tier_index import Kind
 from muniment.actors.webhook import WebhookOptions, WebhookSender
 from muniment.actors.wire import fact_to_dict
 from muniment.policies.errors import Fenced, Overloaded, StoreUnavailable
+from muniment.policies.extraction import Extraction
+from muniment.policies.memory_policy import MemoryPolicy
 from muniment.policies.model import Scope, Slot, Tier
 from muniment.policies.retention import RetentionSettings
 from muniment.policies.routing import Decision, GateDecision, Reason, RecallProfile
@@ -83,6 +86,7 @@ class MemoryShard:
         {
             "remember",
             "recall",
+            "observe",
             "retire",
             "correct",
             "resolve",
@@ -193,11 +197,14 @@ class MemoryShard:
         vector = np.frombuffer(plan["vector"], np.float32)
         tenant = await self._tenant(company, len(vector))
         reachable = await self._policies.refresh(company) and self._committer.reachable and company not in self._stale
+        tenant = await self._read_by_policy(company, tenant)
         now = self._writer.now()
+        as_router = plan["extraction"] == tenant.extraction.fingerprint
+        entities, terms = (plan["entities"], plan["terms"]) if as_router else tenant.extraction.of_query(plan["query"])
         request = RecallPlan(
             vector=vector,
-            terms=plan["terms"],
-            entities=tuple(plan["entities"]),
+            terms=terms,
+            entities=tuple(entities),
             top_k=plan["top_k"],
             threshold=self._policies.threshold(company, plan["model"]),
             profile=RecallProfile.model_validate(plan["profile"]),
@@ -205,7 +212,7 @@ class MemoryShard:
         )
         moments = plan["moments"]
         if moments:
-            return await self._recall_history(company, request, moments)
+            return await self._recall_history(company, request, moments, tenant.extraction)
         turned = tenant.turned(now)
         if turned:
             # Time alone has changed which facts are in force.
@@ -220,13 +227,35 @@ class MemoryShard:
             "gate": gate.to_dict(),
             "tiers": [tier.value for tier in tiers],
             "degraded": None if reachable else STORE_UNREACHABLE,
+            # For the router, which reads the next query of the company by it.
+            **({} if as_router else {"extraction": [tenant.extraction.languages, tenant.extraction.patterns]}),
         }
 
-    async def _recall_history(self, company: str, request: RecallPlan, moments: Record) -> Record:
+    async def observe(
+        self, company: str, questions: Sequence[Record], vectors: bytes, profile: Record, top_k: int
+    ) -> list[Record]:
+        """What each question shows of the gate (``calibration.observe``); others are answered between two of them.
+
+        ``questions``: ``{query, wanted}``. ``vectors``: (n, d) float32 in C order, of the queries.
+        """
+        rows = np.frombuffer(vectors, np.float32).reshape(len(questions), -1)
+        tenant = await self._tenant(company, rows.shape[1])
+        await self._policies.refresh(company)
+        tenant = await self._read_by_policy(company, tenant)
+        found, weights = [], RecallProfile.model_validate(profile)
+        for question, row in zip(questions, rows, strict=True):
+            asked = calibration.Question(question["query"], question["wanted"])
+            found.append(asdict(calibration.observe(tenant, asked, row, weights, self._writer.now(), top_k)))
+            await asyncio.sleep(0)
+        return found
+
+    async def _recall_history(
+        self, company: str, request: RecallPlan, moments: Record, extraction: Extraction
+    ) -> Record:
         def read() -> list[Candidate]:
             with self._engine.connect() as connection:
                 times = moments.get("as_of"), moments.get("known_at")
-                return recall_history(connection, company, request, *times, self._policies.rules_at)
+                return recall_history(connection, company, request, *times, self._policies.rules_at, extraction)
 
         found = await asyncio.to_thread(read)
         threshold = request.profile.threshold or request.threshold
@@ -302,10 +331,7 @@ class MemoryShard:
         def body(connection: sa.Connection) -> tuple[Written, Tenant]:
             if company in self._written_while_loading:
                 self._written_while_loading[company] = True
-            tenant = None if company in self._stale else self._tenants.get(company)
-            if tenant is None:
-                tenant = self._load(connection, company, dimension)
-                self._put(company, tenant)
+            tenant = self._up_to_date(connection, company, dimension)
             self._unsure.add(company)
             plans = tenant.plans
             try:
@@ -355,6 +381,36 @@ class MemoryShard:
                     raise
         self._used(company, tenant)
         return tenant
+
+    async def _read_by_policy(self, company: str, tenant: Tenant) -> Tenant:
+        """The tenant, loaded anew where the policy has its texts read otherwise; while the store is away, as it is."""
+        if tenant.extraction == self._policies.memory(company).extraction:
+            return tenant
+
+        def body(connection: sa.Connection) -> Tenant:
+            return self._up_to_date(connection, company, tenant.spaces[Tier.L1].index.dimension)
+
+        with suppress(StoreUnavailable):
+            return await asyncio.wrap_future(self._committer.submit(body))
+        return tenant
+
+    def _up_to_date(self, connection: sa.Connection, company: str, dimension: int | None) -> Tenant:
+        """The company as the store has it and its policy reads it and keeps it; between two writes."""
+        self._policies.current(company)
+        policy = self._policies.memory(company)
+        tenant = None if company in self._stale else self._tenants.get(company)
+        if tenant is not None and tenant.extraction != policy.extraction:
+            self._save_usage(connection, company)
+            tenant = None
+        if tenant is None:
+            tenant = self._load(connection, company, dimension)
+            self._put(company, tenant)
+        tenant.retention = self._retention(policy)
+        return tenant
+
+    def _retention(self, policy: MemoryPolicy) -> RetentionSettings:
+        settings = self._settings.retention
+        return settings if policy.retention is None else settings.model_copy(update={"mode": policy.retention})
 
     def _used(self, company: str, tenant: Tenant) -> None:
         """The company was used; others may have to make room for it."""
@@ -423,12 +479,13 @@ class MemoryShard:
     def _load(self, connection: sa.Connection, company: str, dimension: int | None) -> Tenant:
         stored = list(store.indexed_facts(connection, company))
         known = len(stored[0].vector) // 4 if stored else store.model_dimension(connection) or dimension
-        settings = self._settings
+        settings, policy = self._settings, self._policies.memory(company)
         tenant = Tenant(
             known or 1,
             settings.index,
             {Tier.L1: settings.l1_capacity, Tier.L2: settings.l2_capacity},
-            settings.retention,
+            self._retention(policy),
+            policy.extraction,
         )
         tenant.fill(stored)
         tenant.take_notes(self._writer.load_notes(connection, company))

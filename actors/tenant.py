@@ -224,6 +224,7 @@ class Tenant:
         extraction: Extraction = DEFAULT,
     ) -> None:
         self.extraction = extraction
+        self.retention = retention
         self.residents: dict[str, Resident] = {}
         corpus = Corpus()
         self.spaces = {tier: TierSpace(dimension, kind, corpus) for tier in Tier}
@@ -238,7 +239,6 @@ class Tenant:
         self._usage_lock = threading.Lock()
         self._members: dict[Tier, dict[str, Resident]] = {tier: {} for tier in Tier}
         self._capacities = capacities
-        self._retention = retention
 
     def fill(self, stored: Iterable[Stored]) -> None:
         """Takes what the store says is indexed; for a tenant that nobody searches yet."""
@@ -366,7 +366,7 @@ class Tenant:
                 _view(members.values()),
                 _view(incoming),
                 capacity=self._capacities[tier],
-                settings=self._retention,
+                settings=self.retention,
                 last_tier=tier is Tier.L2,
             )
             gone, overflow = set(plan.leaving), plan.overflow

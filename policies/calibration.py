@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from muniment.policies.errors import InvalidInput
 
@@ -21,22 +20,24 @@ KEPT_WORDS: Final = 0.6
 TOLERANCE: Final = 0.002
 """Recall that may be lost against always searching L2."""
 STEPS: Final = 100
+FEWEST_TELLING: Final = 20
+"""Queries that only L2 answers, below which a calibration says nothing."""
 _FEWEST_WORDS: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Observations:
-    """What n queries showed; arrays of shape (n,).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What one query showed.
 
-    ``top_similarity``: the highest cosine similarity in L1, minus infinity where L1 has nothing. ``covered``: whether
-    L1's answer speaks of all that the query names. ``recall_l1``, ``recall_both``: the share in [0, 1] of what was
-    wanted that the answer from L1 alone, and from both tiers, has.
+    ``top_similarity``: the highest cosine similarity in L1, -1 where L1 has nothing. ``covered``: whether L1's answer
+    speaks of all that the query names. ``in_l1``, ``in_both``: whether the answer from L1 alone, and from both tiers,
+    has what was wanted.
     """
 
-    top_similarity: NDArray[np.float64]
-    covered: NDArray[np.bool_]
-    recall_l1: NDArray[np.float64]
-    recall_both: NDArray[np.float64]
+    top_similarity: float
+    covered: bool
+    in_l1: bool
+    in_both: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +59,28 @@ def perturb(text: str, chance: random.Random) -> str | None:
     return " ".join(words[i] for i in sorted(chance.sample(range(len(words)), min(kept, len(words) - 1))))
 
 
-def trade(observed: Observations, steps: int = STEPS) -> list[TradePoint]:
-    """The trade at ``steps`` + 1 thresholds from 0 to 1, lowest first. Raises ``InvalidInput`` without queries."""
-    if not len(observed.top_similarity):
-        raise InvalidInput.at("/queries", "there are none to calibrate with")
-    best = float(observed.recall_both.mean())
+def trade(observed: Sequence[Observation], steps: int = STEPS) -> list[TradePoint]:
+    """The trade at ``steps`` + 1 thresholds from 0 to 1, lowest first.
+
+    Raises ``InvalidInput`` where fewer than ``FEWEST_TELLING`` of the queries find in both tiers what L1 alone lacks:
+    they tell nothing about what a threshold costs.
+    """
+    similarity = np.array([o.top_similarity for o in observed], np.float64)
+    covered = np.array([o.covered for o in observed], bool)
+    in_l1 = np.array([o.in_l1 for o in observed], bool)
+    in_both = np.array([o.in_both for o in observed], bool)
+    telling = int(np.count_nonzero(in_both & ~in_l1))
+    if telling < FEWEST_TELLING:
+        raise InvalidInput.at(
+            "/queries",
+            f"L2 has what L1 lacks for {telling} of {len(observed)} queries; {FEWEST_TELLING} are needed to tell "
+            "what a threshold costs",
+        )
+    best = float(in_both.mean())
     points = []
     for threshold in np.linspace(0.0, 1.0, steps + 1):
-        searches = ~observed.covered | (observed.top_similarity < threshold)
-        recall = float(np.where(searches, observed.recall_both, observed.recall_l1).mean())
+        searches = ~covered | (similarity < threshold)
+        recall = float(np.where(searches, in_both, in_l1).mean())
         points.append(TradePoint(float(threshold), float(searches.mean()), recall, best - recall))
     return points
 

@@ -2,28 +2,24 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muniment.policies.calibration import Observations, choose, perturb, trade
+from muniment.policies.calibration import FEWEST_TELLING, Observation, choose, perturb, trade
 from muniment.policies.errors import InvalidInput
 
-QUERIES = st.lists(
-    st.tuples(st.floats(-1, 1), st.booleans(), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])),
-    min_size=1,
-    max_size=40,
-)
+QUERIES = st.lists(st.tuples(st.floats(-1, 1), st.booleans(), st.booleans(), st.booleans()), max_size=40)
+#: So many queries that only L2 answers, at the similarity of which nothing depends on the threshold.
+TELLING = [(-1.0, True, False, True)] * FEWEST_TELLING
 
 
-def observations(rows: list[tuple[float, bool, float, float]]) -> Observations:
-    columns = [np.array(column) for column in zip(*rows, strict=True)]
-    return Observations(columns[0].astype(float), columns[1].astype(bool), columns[2], columns[3])
+def observations(rows: list[tuple[float, bool, bool, bool]]) -> list[Observation]:
+    return [Observation(top_similarity=t, covered=c, in_l1=one, in_both=both) for t, c, one, both in [*rows, *TELLING]]
 
 
 @given(QUERIES)
-def test_a_higher_threshold_searches_more(rows: list[tuple[float, bool, float, float]]) -> None:
+def test_a_higher_threshold_searches_more(rows: list[tuple[float, bool, bool, bool]]) -> None:
     points = trade(observations(rows))
     shares = [point.searches_l2 for point in points]
     assert shares == sorted(shares)
@@ -36,7 +32,7 @@ def test_a_higher_threshold_searches_more(rows: list[tuple[float, bool, float, f
 
 @given(QUERIES, st.floats(0, 1))
 def test_the_choice_is_the_lowest_that_is_good_enough(
-    rows: list[tuple[float, bool, float, float]], tolerance: float
+    rows: list[tuple[float, bool, bool, bool]], tolerance: float
 ) -> None:
     points = trade(observations(rows))
     chosen = choose(points, tolerance)
@@ -47,10 +43,10 @@ def test_the_choice_is_the_lowest_that_is_good_enough(
 
 
 def test_the_threshold_parts_what_l1_knows_from_what_it_does_not() -> None:
-    rows = [(0.9, True, 1.0, 1.0)] * 50 + [(0.6, True, 0.0, 1.0)] * 50 + [(0.95, False, 0.0, 1.0)] * 5
+    rows = [(0.9, True, True, True)] * 50 + [(0.6, True, False, True)] * 50 + [(0.95, False, False, True)] * 5
     chosen = choose(trade(observations(rows)))
     assert 0.6 < chosen.threshold <= 0.61
-    assert chosen.searches_l2 == pytest.approx(55 / 105)
+    assert chosen.searches_l2 == pytest.approx((55 + FEWEST_TELLING) / (105 + FEWEST_TELLING))
     assert chosen.recall == 1
 
 
@@ -65,7 +61,10 @@ def test_a_query_is_made_of_a_facts_words_in_order() -> None:
     assert perturb("two words", random.Random(7)) is None
 
 
-def test_nothing_to_calibrate_with_is_an_error() -> None:
-    empty = np.array([], float)
-    with pytest.raises(InvalidInput):
-        trade(Observations(empty, empty.astype(bool), empty, empty))
+def test_too_little_to_tell_is_an_error() -> None:
+    found = observations([(0.9, True, True, True)] * 100)
+    assert trade(found)
+    with pytest.raises(InvalidInput, match="for 19 of 119 queries"):
+        trade(found[:-1])
+    with pytest.raises(InvalidInput, match="for 0 of 0 queries"):
+        trade([])
