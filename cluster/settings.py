@@ -161,12 +161,15 @@ class WorkerSettings(Group):
 
 
 class LimitSettings(Group):
-    """What one request may hold."""
+    """What one request may hold, and how long it may have to wait for its turn."""
 
     body_bytes: int = Field(8 * 1024**2, ge=1024, description="Largest request body.")
     text_bytes: int = Field(32 * 1024, ge=1, description="Longest text of a fact or a query, in UTF-8.")
     arguments_bytes: int = Field(256 * 1024, ge=1, description="Largest arguments of one effect, as JSON.")
     batch_facts: int = Field(1000, ge=1, le=1000, description="Facts in one batch.")
+    wait_seconds: float = Field(
+        5, gt=0, le=300, description="How long a request may have to wait for its turn; of more, it is refused (429)."
+    )
 
 
 class AuthSettings(Group):
