@@ -64,4 +64,4 @@ def recall_history(
     profile = plan.profile
     depth = max(plan.top_k, profile.rerank_depth) if profile.rerank else plan.top_k
     near = search(space, Tier.L1, then, max(profile.l2_k, plan.top_k), lambda _: True)
-    return ranked(list(near.values()), then, depth)
+    return ranked([near], then, depth)

@@ -53,6 +53,10 @@ class Positions:
         """The member at ``position``. Raises ``IndexError``."""
         return self._ids[position]
 
+    def ids_at(self, positions: Iterable[int]) -> list[str]:
+        """The members at these positions, in their order. Raises ``IndexError``."""
+        return [self._ids[position] for position in positions]
+
     def ids(self) -> list[str]:
         """All members in the order of their positions: a copy."""
         with self.lock:

@@ -6,7 +6,7 @@ The same pure policies run here, where the candidates are, so that a recall cost
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from muniment.actors.metrics import STAGE_SECONDS, Observe, unobserved
 from muniment.actors.tenant import Resident, Tenant, TierSpace, Visibility
 from muniment.policies.entities import count_shared
 from muniment.policies.model import Tier
-from muniment.policies.ranking import Evidence, order, retrieval_scores
+from muniment.policies.ranking import Evidence, joined, order, retrieval_scores
 from muniment.policies.routing import (
     Decision,
     GateCandidate,
@@ -51,14 +51,23 @@ class Candidate:
     terms: dict[str, float]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Found:
-    """One candidate's evidence: cosine, BM25 score."""
+    """What one tier has to say to a plan: n facts and the evidence about each."""
 
-    resident: Resident
     tier: Tier
-    similarity: float
-    lexical: float
+    residents: list[Resident]
+    evidence: Evidence
+
+    @property
+    def top_similarity(self) -> float | None:
+        """The highest cosine, None where nothing was found."""
+        return float(self.evidence.similarity.max()) if self.residents else None
+
+    def nearest(self, limit: int) -> list[Resident]:
+        """The facts of the highest cosines, equals by id."""
+        near = order(self.evidence.ids, self.evidence.similarity, limit=limit)
+        return [self.residents[place] for place in near]
 
 
 def recall(
@@ -77,13 +86,12 @@ def recall(
     found = search(tenant.spaces[Tier.L1], Tier.L1, plan, max(profile.l1_k, plan.top_k), admit)
     searched = time.perf_counter()
     if profile.coverage_depth is None:
-        answered = [c.resident for c in ranked(list(found.values()), plan, plan.top_k)]
+        answered = [c.resident for c in ranked([found], plan, plan.top_k)]
     else:
-        nearest = sorted(found.values(), key=lambda f: (-f.similarity, f.resident.fact.id))
-        answered = [f.resident for f in nearest[: profile.coverage_depth]]
+        answered = found.nearest(profile.coverage_depth)
     decision = decide(
         GateInputs(
-            top_similarity=max((f.similarity for f in found.values()), default=None),
+            top_similarity=found.top_similarity,
             candidates=[GateCandidate(tuple(resident.entities), resident.folded) for resident in answered],
             query_entities=plan.entities,
             top_k=plan.top_k,
@@ -94,20 +102,18 @@ def recall(
     decided = time.perf_counter()
     observe(STAGE_SECONDS, searched - started, stage="search_l1")
     observe(STAGE_SECONDS, decided - searched, stage="gate")
-    tiers = [Tier.L1]
+    tiers, answering = [Tier.L1], [found]
     if decision.decision is Decision.SEARCH_L2:
         tiers.append(Tier.L2)
         archive = search(tenant.spaces[Tier.L2], Tier.L2, plan, max(profile.l2_k, plan.top_k), admit)
         observe(STAGE_SECONDS, time.perf_counter() - decided, stage="search_l2")
         # The published program answers from L2 instead of L1, unless L2 has nothing to say.
-        found = {**archive, **found} if profile.merge_tiers or not archive else archive
+        answering = [found, archive] if profile.merge_tiers or not archive.residents else [archive]
     depth = max(plan.top_k, profile.rerank_depth) if profile.rerank else plan.top_k
-    return ranked(list(found.values()), plan, depth), decision, tiers
+    return ranked(answering, plan, depth), decision, tiers
 
 
-def search(
-    space: TierSpace, tier: Tier, plan: RecallPlan, k: int, admit: Callable[[Resident], bool]
-) -> dict[str, Found]:
+def search(space: TierSpace, tier: Tier, plan: RecallPlan, k: int, admit: Callable[[Resident], bool]) -> Found:
     """The union of the k nearest and the k best worded, each with both pieces of evidence."""
     with space.positions.lock:
         mask = space.mask(plan.visibility)
@@ -118,23 +124,33 @@ def search(
             near.update(space.index.search(plan.vector, len(only_worded), space.positions.mask(only_worded)))
         if only_near and plan.profile.lexical:
             worded.update(space.lexical.search(plan.terms, len(only_near), space.positions.mask(only_near)))
-        held = {id: space.held[id] for id in near}
-    return {
-        id: Found(resident, tier, near[id], worded.get(id, 0.0)) for id, resident in held.items() if admit(resident)
-    }
+        residents = [resident for id in near if admit(resident := space.held[id])]
+    return Found(tier, residents, _evidence(residents, near, worded, plan))
+
+
+def _evidence(
+    residents: list[Resident], similarity: Mapping[str, float], lexical: Mapping[str, float], plan: RecallPlan
+) -> Evidence:
+    asked = counted_entities(plan.entities, plan.profile)
+    ids = [resident.fact.id for resident in residents]
+    return Evidence(
+        ids=ids,
+        similarity=np.array([similarity[id] for id in ids], np.float64),
+        lexical=np.array([lexical.get(id, 0.0) for id in ids], np.float64),
+        shared=np.array(count_shared(asked, [(one.entities, one.folded) for one in residents]), np.int64),
+        importance=np.array([resident.fact.importance for resident in residents], np.float64),
+        asked=len(asked),
+    )
 
 
 def ranked(found: Sequence[Found], plan: RecallPlan, limit: int) -> list[Candidate]:
-    """The best ``limit`` of what was found, by the profile's fusion, best first."""
-    asked = counted_entities(plan.entities, plan.profile)
-    evidence = Evidence(
-        ids=[f.resident.fact.id for f in found],
-        similarity=np.array([f.similarity for f in found], np.float64),
-        lexical=np.array([f.lexical for f in found], np.float64),
-        shared=np.array([count_shared(asked, f.resident.entities, f.resident.folded) for f in found], np.int64),
-        importance=np.array([f.resident.fact.importance for f in found], np.float64),
-        asked=len(asked),
-    )
+    """The best ``limit`` of what tiers have to say, by the profile's fusion, best first."""
+    residents = [(one.tier, resident) for one in found for resident in one.residents]
+    evidence = joined([one.evidence for one in found])
     scores = retrieval_scores(evidence, plan.profile)
     best = order(evidence.ids, scores.total, limit=limit).tolist()
-    return [Candidate(found[i].resident, found[i].tier, float(scores.total[i]), scores.explain(i)) for i in best]
+    return [
+        Candidate(resident, tier, float(scores.total[place]), scores.explain(place))
+        for place in best
+        for tier, resident in [residents[place]]
+    ]

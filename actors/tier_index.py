@@ -181,9 +181,9 @@ class TierIndex:
         scores, positions = all_scores[0], all_positions[0]
         if len(scores) > k and scores[k - 1] == scores[k]:
             scores, positions = self._down_to(float(scores[k - 1]), query, chosen)
-        id_at = self.positions.id_at
-        near = [(id_at(position), score) for position, score in zip(positions.tolist(), scores.tolist(), strict=True)]
-        near.sort(key=lambda hit: (-hit[1], hit[0]))
+        near = list(zip(self.positions.ids_at(positions.tolist()), scores.tolist(), strict=True))
+        if len(near) > k or (scores[1:] >= scores[:-1]).any():  # Faiss has them in order, but equals as they lie
+            near.sort(key=lambda hit: (-hit[1], hit[0]))
         return near[:k]
 
     def _down_to(

@@ -96,9 +96,14 @@ def is_mentioned(entity: str, entities: Iterable[str], text: str) -> bool:
     return any(entity == other or _stands_in(entity, other) for other in entities) or _stands_in(entity, text)
 
 
-def count_shared(query_entities: Iterable[str], entities: frozenset[str], text: str) -> int:
-    """How many of the query's entities are among a fact's ``entities`` or stand in its ``text`` (already folded)."""
-    return sum(1 for entity in query_entities if entity in entities or _stands_in(entity, text))
+def count_shared(query_entities: Iterable[str], facts: Sequence[tuple[frozenset[str], str]]) -> list[int]:
+    """How many of the query's entities are among each fact's entities or stand in its text (already folded)."""
+    counts = [0] * len(facts)
+    for entity in query_entities:
+        for place, (entities, text) in enumerate(facts):
+            if entity in entities or (entity in text and _stands_in(entity, text)):
+                counts[place] += 1
+    return counts
 
 
 def matching(entities: Iterable[str], pattern: str) -> tuple[str, ...]:

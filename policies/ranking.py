@@ -39,6 +39,20 @@ class Evidence:
     """How many entities the query has."""
 
 
+def joined(parts: Sequence[Evidence]) -> Evidence:
+    """The evidence about the candidates of all parts, of which there is at least one; they answer one query."""
+    if len(parts) == 1:
+        return parts[0]
+    return Evidence(
+        ids=[id for part in parts for id in part.ids],
+        similarity=np.concatenate([part.similarity for part in parts]),
+        lexical=np.concatenate([part.lexical for part in parts]),
+        shared=np.concatenate([part.shared for part in parts]),
+        importance=np.concatenate([part.importance for part in parts]),
+        asked=parts[0].asked,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Scores:
     """``total`` of shape (n,), and the weighted terms that add up to it, each of shape (n,), for ``explain``."""

@@ -106,7 +106,7 @@ def test_hostile_text_of_32_kib_is_read_in_bounded_memory(unit: str) -> None:
 
 def test_a_part_of_a_name_is_shared_and_mentioned_only_at_its_borders() -> None:
     asked = ("r17-m1", "ana", "souza", "r1", "m1-n", "given")
-    assert count_shared(asked, frozenset({"given"}), "ana souza at r17-m1-n0") == 4
+    assert count_shared(asked, [(frozenset({"given"}), "ana souza at r17-m1-n0"), (frozenset(), "none")]) == [4, 0]
     assert is_mentioned("r17-m1", ("r17-m1-n0",), "")
     assert is_mentioned("ana", (), "today ana came")
     assert not is_mentioned("ana", ("anabel",), "bananas, anagram")
