@@ -16,11 +16,13 @@ import sqlalchemy as sa
 from muniment.actors.clock import Clock, ForwardClock
 from muniment.actors.key_watch import KeyWatch
 from muniment.actors.ledger_batch import Batch
-from muniment.actors.ledger_ops import Op, Propose, Result
+from muniment.actors.ledger_ops import Op, Propose, Result, partition_of
 from muniment.actors.store.decision_log import microseconds
 from muniment.actors.store.effect_store import TABLES, EffectStore, KeyRow
-from muniment.actors.store.engine import Fence, create_schema, driver_errors, writing
-from muniment.policies.errors import MunimentError
+from muniment.actors.store.engine import create_schema, driver_errors, writing
+from muniment.actors.store.tenure import Fence
+from muniment.policies.errors import Moved, MunimentError
+from muniment.policies.fingerprint import key_partition
 from muniment.policies.reservation import State
 
 #: A client that has not polled for so long is gone. Its polls last less than half of it.
@@ -44,10 +46,12 @@ class DedupeLedger:
         """
         create_schema(engine, TABLES)
         self.fence = Fence(engine, role)
+        self.fence.on_moved = self._moved
         self.store = EffectStore(engine.dialect, role)
         self.watch = watch or KeyWatch()
         self._engine = writing(engine)
         self._connection: sa.Connection | None = None
+        self._make_clock = make_clock
         with engine.connect() as connection:
             self._latest = self.store.read_clock(connection)
         self._clock = make_clock(_EPOCH + timedelta(microseconds=self._latest) if self._latest else None)
@@ -59,11 +63,12 @@ class DedupeLedger:
     def execute(self, operations: Sequence[tuple[str, Op]]) -> list[Result]:
         """Applies the operations of the named clients in order, commits, and answers each.
 
-        An operation that is refused gets its error and changes nothing; the others go on. Raises ``Fenced`` where a
-        newer instance took over, ``sqlalchemy.exc.SQLAlchemyError`` where the store did not commit.
+        An operation that is refused gets its error and changes nothing; the others go on. One about a key that another
+        ledger has gets ``Moved``. Raises ``Fenced`` where a newer instance took over,
+        ``sqlalchemy.exc.SQLAlchemyError`` where the store did not commit.
         """
-        now = self.now()
         with self._transaction() as connection:
+            now = self.now()
             batch = Batch(self.store, connection, now, self._latest)
             batch.load([op for _, op in operations])
             results = [self._apply(batch, client, op) for client, op in operations]
@@ -74,6 +79,9 @@ class DedupeLedger:
         return results
 
     def _apply(self, batch: Batch, client: str, op: Op) -> Result:
+        partition = partition_of(op)
+        if partition is not None and not self.fence.has_partition(partition):
+            return Moved(f"{self.fence.role} does not have this key")
         try:
             result = batch.apply(op)
             if result is None and isinstance(op, Propose):
@@ -93,14 +101,21 @@ class DedupeLedger:
 
     def keep_house(self, limit: int) -> int:
         """Deletes at most ``limit`` rows per table that are over since 24 h, and forgets clients that are gone."""
-        now = self.now()
-        self.watch.drop_silent(now - SILENT_MICROSECONDS)
+        self.watch.drop_silent(self.now() - SILENT_MICROSECONDS)
         with self._transaction() as connection:
+            now = self.now()
             gone = self.store.retire(connection, now, limit)
             if gone:
                 # Else a ledger that restarts with its clock set back would miss rows that are not over for it.
                 self.store.save_clock(connection, max(now, self._latest))
         return gone
+
+    def _moved(self, connection: sa.Connection, changed: frozenset[int]) -> None:
+        """Partitions came or went. What came was decided about at times before which this ledger never acts; who
+        waits for a key of them is to try again, and is sent on where it went."""
+        latest = _EPOCH + timedelta(microseconds=self.store.read_clock(connection))
+        self._clock = self._make_clock(max(self._clock(), latest))
+        self.watch.free_those(lambda key: key_partition(key) in changed)
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:

@@ -74,6 +74,11 @@ class KeyWatch:
             if state.parked is not None:
                 self.unpark(client)
 
+    def free_those(self, concerned: Callable[[bytes], bool]) -> None:
+        """Frees the watched keys that are concerned."""
+        for key in [key for key in self._watchers if concerned(key)]:
+            self.free(key)
+
     def lapse(self, now: int) -> None:
         """Frees the watched keys whose lease has ended at ``now``."""
         while self._heap and self._heap[0][0] <= now:

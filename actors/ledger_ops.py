@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 
 from muniment.actors.wire import Packers
 from muniment.policies.errors import InvalidInput, MunimentError
-from muniment.policies.fingerprint import KEY_BYTES
+from muniment.policies.fingerprint import KEY_BYTES, key_partition, route_partition
 
 NONCE_BYTES = 8
 _FENCE_BYTES = 8
@@ -210,21 +210,32 @@ A = TypeVar("A", bound=Answer)
 _packers = Packers()
 
 
-def pack_op(op: Op) -> bytes:
-    """One operation, packed alone, so that its size is known before it joins a batch."""
-    packed: bytes = _packers.get().pack((_NUMBERS[type(op)], *op))
+def partition_of(op: Op) -> int | None:
+    """The partition whose ledger decides about an operation; None: any."""
+    if isinstance(op, Erase):
+        return None
+    if op.key:
+        return key_partition(op.key)
+    return route_partition(op.company, op.run_id) if isinstance(op, Propose) else None
+
+
+def pack_op(op: Op, carrier: Mapping[str, str] | None = None) -> bytes:
+    """One operation and the caller's span, packed alone, so that their size is known before they join a batch."""
+    packer = _packers.get()
+    packed: bytes = packer.pack((_NUMBERS[type(op)], *op)) + packer.pack(carrier or None)
     return packed
 
 
 def join_ops(packed: Sequence[bytes]) -> bytes:
     """A batch of packed operations."""
-    header: bytes = msgpack.Packer().pack_array_header(len(packed))
+    header: bytes = msgpack.Packer().pack_array_header(2 * len(packed))
     return header + b"".join(packed)
 
 
-def unpack_ops(data: bytes) -> list[Op]:
-    """The operations of a batch."""
-    return [_KINDS[number](*fields) for number, *fields in msgpack.unpackb(data)]
+def unpack_ops(data: bytes) -> tuple[list[Op], list[dict[str, str] | None]]:
+    """The operations of a batch, and the span that each was sent in, where there was one."""
+    values = msgpack.unpackb(data)
+    return [_KINDS[number](*fields) for number, *fields in values[0::2]], values[1::2]
 
 
 def pack_results(results: Sequence[Result] | MunimentError, epoch: int) -> bytes:

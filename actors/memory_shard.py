@@ -22,14 +22,28 @@ from muniment.actors import calibration
 from muniment.actors.clock import Clock, system_clock
 from muniment.actors.history_recall import recall_history
 from muniment.actors.index_check import differing
+from muniment.actors.metrics import (
+    COMPANIES_LOADED,
+    ESSENTIAL_OVERFLOW,
+    EVICTIONS,
+    GATE_DECISIONS,
+    OUTCOMES,
+    QUEUE_LENGTH,
+    TIER_FACTS,
+    Levels,
+    Observe,
+    unobserved,
+)
 from muniment.actors.ports import Record
 from muniment.actors.recall import Candidate, RecallPlan, recall
 from muniment.actors.residency import Residency, weight
 from muniment.actors.slot_rulings import SlotRulings
 from muniment.actors.slot_writer import Policies, SlotWriter, Written
 from muniment.actors.store import memory_store as store
-from muniment.actors.store.engine import Fence, available
+from muniment.actors.store.engine import available
 from muniment.actors.store.group_commit import GroupCommitter
+from muniment.actors.store.reach import SharedReach
+from muniment.actors.store.tenure import Fence
 from muniment.actors.tenant import Tenant, Visibility
 from muniment.actors.tier_index import Kind
 from muniment.actors.webhook import WebhookOptions, WebhookSender
@@ -38,6 +52,7 @@ from muniment.policies.errors import Fenced, Overloaded, StoreUnavailable
 from muniment.policies.extraction import Extraction
 from muniment.policies.memory_policy import MemoryPolicy
 from muniment.policies.model import Scope, Slot, Tier
+from muniment.policies.partitioning import Unit, partition_of
 from muniment.policies.retention import RetentionSettings
 from muniment.policies.routing import Decision, GateDecision, Reason, RecallProfile
 
@@ -95,6 +110,8 @@ class MemoryShard:
             "erase_user",
             "erase_company",
             "warm",
+            "loaded",
+            "settle",
             "stats",
             "verify",
         }
@@ -107,8 +124,10 @@ class MemoryShard:
         policies: Policies,
         settings: ShardSettings | None = None,
         clock: Clock = system_clock,
+        observe: Observe = unobserved,
     ) -> None:
         self._engine = engine
+        self._observe = observe
         self._settings = settings or ShardSettings()
         self._residency = Residency(self._settings.loaded_bytes, self._settings.idle_seconds)
         self._policies = policies
@@ -118,13 +137,16 @@ class MemoryShard:
         #: Companies that the group under way has changed in memory, and those of which a commit failed after that.
         self._unsure: set[str] = set()
         self._stale: set[str] = set()
-        fence = Fence(engine, role)
+        self._fence = Fence(engine, role)
+        self._fence.on_moved = self._moved
         with engine.connect() as connection:
             newest = store.newest_time(connection)
+        #: On one machine, where one shard has everything, nobody else can have changed anything.
+        self._tenure = None if engine.dialect.name == "sqlite" else SharedReach(self._look)
         webhooks = self._settings.webhooks
         self._writer = SlotWriter(policies, clock, newest, role if webhooks is not None else "")
         self._rulings = SlotRulings(self._writer)
-        self._committer = GroupCommitter(engine, fence, self._distrust)
+        self._committer = GroupCommitter(engine, self._fence, self._distrust, observe=observe)
         self._sender = (
             None if webhooks is None else WebhookSender(engine, role, self._committer, webhooks, self._writer.now)
         )
@@ -181,6 +203,7 @@ class MemoryShard:
         """Deletes all that the store has of a company, its decisions included: ``{"erased": {table: rows}}``."""
 
         def body(connection: sa.Connection) -> Record:
+            self._fence.require_company(company)
             return {"erased": store.erase_company(connection, company)}
 
         def after(_: Record) -> None:
@@ -196,7 +219,8 @@ class MemoryShard:
         """
         vector = np.frombuffer(plan["vector"], np.float32)
         tenant = await self._tenant(company, len(vector))
-        reachable = await self._policies.refresh(company) and self._committer.reachable and company not in self._stale
+        asked = await asyncio.gather(self._policies.refresh(company), self._is_ours(company))
+        reachable = all(asked) and self._committer.reachable and company not in self._stale
         tenant = await self._read_by_policy(company, tenant)
         now = self._writer.now()
         as_router = plan["extraction"] == tenant.extraction.fingerprint
@@ -217,7 +241,9 @@ class MemoryShard:
         if turned:
             # Time alone has changed which facts are in force.
             reachable &= await self._flagged(company, turned)
-        found, gate, tiers = recall(tenant, request, self._writer.admission(company, tenant, now))
+        admit = self._writer.admission(company, tenant, now)
+        found, gate, tiers = recall(tenant, request, admit, self._observe)
+        self._observe(GATE_DECISIONS, 1, reason=gate.reason.value)
         undecided = self._writer.undecided(company, tenant, (c.resident.fact for c in found), now)
         if undecided:
             reachable &= await self._flagged(company, undecided)
@@ -275,6 +301,59 @@ class MemoryShard:
             "tiers": [HISTORY],
         }
 
+    async def _is_ours(self, company: str) -> bool:
+        """Asks the store whether the company is still this shard's, so that nobody is answered from what another one
+        has changed since. False: it cannot be asked. Raises ``Moved`` and ``Fenced``."""
+        if self._tenure is not None:
+            try:
+                up_to_date = await self._tenure.ask()
+            except StoreUnavailable:
+                return False
+            if not up_to_date:
+                await self.settle()
+        self._fence.require_company(company)
+        return True
+
+    def _look(self) -> bool:
+        with available(), self._engine.connect() as connection:
+            return self._fence.look(connection)
+
+    async def loaded(self, unit: Unit) -> Record:
+        """The companies of a partition, or the one that is named, that are loaded here, and their vectors' dimensions:
+        ``{"companies": [[name, dimension], …]}``, the last used first. Their usage counts are stored."""
+        units = [name for name in self._residency.companies() if self._fence.map.has(unit, name)]
+        found = [(name, tenant) for name in units if (tenant := self._tenants.get(name)) is not None]
+
+        def body(connection: sa.Connection) -> None:
+            for company, _ in found:
+                self._save_usage(connection, company)
+
+        await asyncio.wrap_future(self._committer.submit(body))
+        return {"companies": [[name, tenant.spaces[Tier.L1].index.dimension] for name, tenant in found]}
+
+    async def settle(self) -> Record:
+        """Learns now what came and went: how many companies are loaded after that."""
+        await asyncio.wrap_future(self._committer.submit(lambda connection: None))
+        for company in self._residency.companies():
+            if company not in self._tenants:
+                self._residency.gone(company)
+        return {"tenants_loaded": len(self._tenants)}
+
+    def _moved(self, connection: sa.Connection, changed: frozenset[int]) -> None:
+        """Companies came or went, or went and came back. What was loaded of them is forgotten; what was told of them
+        was told before whatever is told from now on."""
+        self._writer.log.forget_heads()
+        newest = store.newest_time(connection)
+        if newest is not None:
+            self._writer.not_before(newest)
+        for company in list(self._tenants):
+            if partition_of(company) in changed:
+                self._drop(company)
+        self._written_while_loading = {
+            company: written or partition_of(company) in changed
+            for company, written in self._written_while_loading.items()
+        }
+
     async def warm(self, company: str, dimension: int) -> Record:
         """Loads a company before it is asked for: its tiers' sizes."""
         return (await self._tenant(company, dimension)).sizes()
@@ -290,6 +369,16 @@ class MemoryShard:
             "commits": self._committer.groups,
             "writes": self._committer.writes,
         }
+
+    def levels(self) -> Levels:
+        """What this shard holds in memory, and what waits."""
+        sizes = [tenant.sizes() for tenant in list(self._tenants.values())]
+        for tier in Tier:
+            yield TIER_FACTS, sum(size[tier.value] for size in sizes), {"tier": tier.value}
+        yield COMPANIES_LOADED, len(sizes), {}
+        above = (size[Tier.L2.value] - self._settings.l2_capacity for size in sizes)
+        yield ESSENTIAL_OVERFLOW, sum(max(0, facts) for facts in above), {}
+        yield QUEUE_LENGTH, self._committer.queued, {"queue": "memory_writes"}
 
     async def verify(self) -> Record:
         """Compares the indexes of what is loaded with the store: ``{companies, facts, wrong}``, ids of facts."""
@@ -329,6 +418,7 @@ class MemoryShard:
         """Runs ``decide`` on the writing thread, inside the transaction, with the company loaded."""
 
         def body(connection: sa.Connection) -> tuple[Written, Tenant]:
+            self._fence.require_company(company)
             if company in self._written_while_loading:
                 self._written_while_loading[company] = True
             tenant = self._up_to_date(connection, company, dimension)
@@ -349,6 +439,7 @@ class MemoryShard:
             written, tenant = outcome
             tenant.apply(written.changes)
             self._unsure.discard(company)
+            self._tell(written)
             if written.told_outside and self._sender is not None:
                 self._sender.wake()
 
@@ -356,9 +447,15 @@ class MemoryShard:
         self._used(company, tenant)
         return written.answer
 
+    def _tell(self, written: Written) -> None:
+        for tier, count in written.evictions.items():
+            self._observe(EVICTIONS, count, tier=tier.value)
+        for result in written.answer.get("results", ()):
+            self._observe(OUTCOMES, 1, outcome=result["outcome"])
+
     def _save_usage(self, connection: sa.Connection, company: str) -> None:
         tenant = self._tenants.get(company)
-        if tenant is not None:
+        if tenant is not None and self._fence.has_company(company):
             store.set_usage(connection, tenant.take_unsaved_usage())
 
     # --- loading
@@ -388,6 +485,7 @@ class MemoryShard:
             return tenant
 
         def body(connection: sa.Connection) -> Tenant:
+            self._fence.require_company(company)
             return self._up_to_date(connection, company, tenant.spaces[Tier.L1].index.dimension)
 
         with suppress(StoreUnavailable):
@@ -467,6 +565,7 @@ class MemoryShard:
                 return self._load(connection, company, dimension)
 
         def publish(connection: sa.Connection) -> Tenant:
+            self._fence.require_company(company)
             stale = self._written_while_loading.pop(company, True)
             if company not in self._tenants or company in self._stale:
                 self._put(company, self._load(connection, company, dimension) if stale else loaded)

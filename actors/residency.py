@@ -41,6 +41,10 @@ class Residency:
         self.bytes += size - (before.bytes if before is not None else 0)
         self._seen[company] = _Seen(self._clock(), size)
 
+    def companies(self) -> list[str]:
+        """Who is loaded, the last used first."""
+        return list(reversed(self._seen))
+
     def gone(self, company: str) -> None:
         """The company is not loaded any more."""
         before = self._seen.pop(company, None)

@@ -77,11 +77,13 @@ class Policies(Protocol):
 
 @dataclass(slots=True)
 class Written:
-    """A write's answer, what it does to the indexes once it is committed, and whether owners are told outside."""
+    """A write's answer, what it does to the indexes once it is committed, whether owners are told outside,
+    and how many facts each tier gave up."""
 
     answer: Record
     changes: Changes = field(default_factory=Changes)
     told_outside: bool = False
+    evictions: dict[Tier, int] = field(default_factory=dict)
 
 
 class SlotWriter:
@@ -97,6 +99,10 @@ class SlotWriter:
         self._rules: dict[tuple[str, int, Slot], SlotRules] = {}
         self._remembered = 0
         self.log = DecisionLog(t.decisions, t.decision_heads)
+
+    def not_before(self, moment: datetime) -> None:
+        """Nothing is recorded at or before ``moment`` any more: something was, by another shard."""
+        self._last = max(self._last, moment)
 
     # --- writing
 
@@ -329,6 +335,8 @@ class SlotWriter:
                 {"overflow": placement.overflow},
             )
         tiers |= placement.tiers
+        moved = sum(tier is Tier.L2 for tier in placement.tiers.values())
+        written.evictions = {Tier.L1: moved, Tier.L2: len(placement.evicted)}
         forgotten = self._forgettable(connection, book, placement.evicted)
         kept = [fact for fact in new if fact.id not in forgotten]
         memory_store.insert_facts(

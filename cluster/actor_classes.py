@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -18,20 +17,25 @@ from muniment.actors.embedding import (
     pick_device,
 )
 from muniment.actors.memory_shard import MemoryShard
+from muniment.actors.metrics import Observe, unobserved
 from muniment.actors.model_worker import ModelWorker
 from muniment.actors.router import Router
-from muniment.actors.store.engine import available
+from muniment.actors.store.engine import available, open_engine, writing
+from muniment.actors.store.levels import Read, conflict_levels
+from muniment.actors.store.tenure import begin, read_role
 from muniment.actors.wire import pack, unpack
 from muniment.cluster import telemetry
-from muniment.cluster.handles import ActorHandle, Remote, WorkerPool
+from muniment.cluster.handles import WorkerPool
 from muniment.cluster.ledger_actor import create_ledger
-from muniment.cluster.naming import actor_name, actor_names
-from muniment.cluster.settings import Settings, WorkerSettings
-from muniment.policies.errors import ModelUnavailable, MunimentError, NotFound, Unavailable
-from muniment.policies.partitioning import assign, partition_of
+from muniment.cluster.naming import actor_name
+from muniment.cluster.ray_metrics import set_up
+from muniment.cluster.roster import Members, Roster, Shards
+from muniment.cluster.settings import Database, Settings, WorkerSettings
+from muniment.policies.errors import ConfigurationError, ModelUnavailable, MunimentError, NotFound, Unavailable
+from muniment.policies.partitioning import Kind
 
 if TYPE_CHECKING:
-    from muniment.actors.onnx_models import Kind
+    from muniment.actors.onnx_models import Kind as ModelKind
 
 Body = TypeVar("Body")
 log = logging.getLogger(__name__)
@@ -42,10 +46,11 @@ SPREAD = "SPREAD"
 
 
 class _Actor(Generic[Body]):
-    """Answers ``[verb, arguments, carrier of the caller's span]`` with ``["ok", value]`` or ``["error", description]``.
+    """Answers ``[verb, arguments, the callers' spans]`` with ``["ok", value]`` or ``["error", description]``.
 
     The body is opened in the background, because an exception from ``__init__`` would kill a restarting actor for
-    good; calls wait for it, and where it cannot be opened they get the reason and the next call tries again.
+    good; calls wait for it, and where it cannot be opened they get the reason and the next call tries again. The verb
+    ``ready`` does nothing else.
     """
 
     verbs: frozenset[str]
@@ -56,13 +61,19 @@ class _Actor(Generic[Body]):
         self._number = number
         self._opening: asyncio.Future[Body] | None = None
 
-    def open(self) -> Body:
+    def open(self, observe: Observe) -> Body:
         """Makes the body; runs in a thread of its own and may block."""
         raise NotImplementedError
 
+    def levels(self, body: Body) -> list[Read]:
+        """What reads the gauges of the body."""
+        return []
+
     def _configured(self) -> Body:
-        telemetry.configure(self._settings.telemetry, f"{self.part}-{self._number}")
-        return self.open()
+        meter = set_up(self._settings, f"{self.part}-{self._number}")
+        body = self.open(meter)
+        meter.watch(*self.levels(body))
+        return body
 
     async def _body(self) -> Body:
         if self._opening is None:
@@ -77,11 +88,14 @@ class _Actor(Generic[Body]):
 
     async def call(self, request: bytes) -> bytes:
         """See the class."""
-        verb, arguments, carrier = unpack(request)
+        verb, arguments, carriers = unpack(request)
         try:
+            if verb == "ready":
+                await self._body()
+                return pack(["ok", None])
             if verb not in self.verbs:
                 raise NotFound(f"{type(self).__name__} has no verb {verb!r}")
-            with telemetry.span(f"{self.part}.{verb}", carrier), available():
+            with telemetry.span(f"{self.part}.{verb}", carriers), available():
                 return pack(["ok", await getattr(await self._body(), verb)(**arguments)])
         except MunimentError as error:
             return pack(["error", error.to_wire()])
@@ -96,11 +110,16 @@ class ShardActor(_Actor[MemoryShard]):
     verbs = MemoryShard.VERBS
     part = "shard"
 
-    def open(self) -> MemoryShard:
+    def open(self, observe: Observe) -> MemoryShard:
         from muniment.cluster.services import open_shard
 
-        shard: MemoryShard = open_shard(self._settings, self._number)
+        shard: MemoryShard = open_shard(self._settings, self._number, observe)
         return shard
+
+    def levels(self, body: MemoryShard) -> list[Read]:
+        # What the store holds is the same for all shards: one tells of it.
+        store = [conflict_levels(open_engine(self._settings.store_url("memory")))] if self._number == 0 else []
+        return [body.levels, *store]
 
 
 class RouterActor(_Actor[Router]):
@@ -109,8 +128,8 @@ class RouterActor(_Actor[Router]):
     verbs = Router.VERBS
     part = "router"
 
-    def open(self) -> Router:
-        return make_router(self._settings)
+    def open(self, observe: Observe) -> Router:
+        return make_router(self._settings, observe)
 
 
 class WorkerActor(_Actor[ModelWorker]):
@@ -119,11 +138,17 @@ class WorkerActor(_Actor[ModelWorker]):
     verbs = frozenset({"embed", "rerank", "describe"})
     part = "worker"
 
-    def open(self) -> ModelWorker:
-        return open_worker(self._settings.workers)
+    def open(self, observe: Observe) -> ModelWorker:
+        return open_worker(self._settings.workers, observe)
+
+    def levels(self, body: ModelWorker) -> list[Read]:
+        return [body.levels]
 
 
-def open_worker(workers: WorkerSettings) -> ModelWorker:
+_CLASSES: dict[Kind, type] = {"shard": ShardActor, "router": RouterActor, "worker": WorkerActor}
+
+
+def open_worker(workers: WorkerSettings, observe: Observe = unobserved) -> ModelWorker:
     """The body of a model worker with the models that the settings name; takes seconds, a first export some more.
 
     Without a reranker where it cannot be loaded, which the log says, and every answer. Raises ``ModelUnavailable``.
@@ -131,7 +156,7 @@ def open_worker(workers: WorkerSettings) -> ModelWorker:
     from muniment.actors.onnx_models import builds
 
     on_cpu = workers.device == "cpu" or (workers.device == "auto" and not gpu_possible())
-    wanted: list[tuple[Kind, str]] = [("embedder", workers.model)]
+    wanted: list[tuple[ModelKind, str]] = [("embedder", workers.model)]
     if workers.reranker != NO_MODEL:
         wanted.append(("reranker", workers.reranker))
     exported = workers.runtime == "onnx" or (workers.runtime == "auto" and on_cpu)
@@ -145,10 +170,12 @@ def open_worker(workers: WorkerSettings) -> ModelWorker:
     except ModelUnavailable:
         log.exception("the reranker %r cannot be loaded; answers are marked degraded", workers.reranker)
     batch = GPU_BATCH if runtime.startswith("torch cuda") else CPU_BATCH
-    return ModelWorker(embedder, reranker, reranker_name=workers.reranker, runtime=runtime, max_batch=batch)
+    return ModelWorker(
+        embedder, reranker, reranker_name=workers.reranker, runtime=runtime, max_batch=batch, observe=observe
+    )
 
 
-def _load(workers: WorkerSettings, kind: Kind, spec: str, exported: bool) -> tuple[Any, str]:
+def _load(workers: WorkerSettings, kind: ModelKind, spec: str, exported: bool) -> tuple[Any, str]:
     """The model and what runs it. Under ``auto``, torch runs what cannot be exported, and the log says why."""
     from muniment.actors.cross_encoder import load_cross_encoder
     from muniment.actors.onnx_models import OnnxEmbedder, OnnxReranker, build
@@ -167,55 +194,69 @@ def _load(workers: WorkerSettings, kind: Kind, spec: str, exported: bool) -> tup
 
 
 def worker_pool(settings: Settings) -> WorkerPool:
-    """Handles to all model workers."""
-    names = actor_names("worker", settings.workers.count)
-    return WorkerPool([ActorHandle(name, settings.ray.namespace) for name in names])
+    """The way to the model workers."""
+    roster = Roster(open_engine(settings.store_url("memory")), ("worker",))
+    return WorkerPool(Members(roster, "worker", settings.ray.namespace))
 
 
-def shard_handles(settings: Settings) -> list[Any]:
-    """The verbs of all shards, by number."""
-    names = actor_names("shard", settings.memory.shards)
-    return [Remote(ActorHandle(name, settings.ray.namespace)) for name in names]
+def shard_of(settings: Settings) -> Shards:
+    """The way from a company to its shard's verbs."""
+    return Shards(Roster(open_engine(settings.store_url("memory")), ("shard",)), settings.ray.namespace)
 
 
-def shard_of(settings: Settings) -> Callable[[str], Any]:
-    """A function from a company to its shard's verbs."""
-    shards = shard_handles(settings)
-    assignment = assign(len(shards))
-    return lambda company: shards[assignment[partition_of(company)]]
-
-
-def make_router(settings: Settings) -> Router:
+def make_router(settings: Settings, observe: Observe = unobserved) -> Router:
     """A router over the named actors; also usable in a process that is no actor."""
-    return Router(worker_pool(settings), shard_of(settings))
+    return Router(worker_pool(settings), shard_of(settings), observe=observe)
+
+
+def create_actor(settings: Settings, kind: Kind, number: int) -> None:
+    """Makes a named actor where it is not there yet. It restarts until it is stopped."""
+    name, namespace = actor_name(kind, number), settings.ray.namespace
+    if kind == "ledger":
+        url = settings.store_url("effects")
+        create_ledger(url, number, namespace=namespace, name=name, scheduling_strategy=SPREAD, settings=settings)
+        return
+    ray.remote(_CLASSES[kind]).options(
+        name=name,
+        namespace=namespace,
+        get_if_exists=True,
+        lifetime="detached",
+        max_restarts=-1,
+        max_task_retries=0,
+        max_concurrency=10_000,
+        scheduling_strategy=SPREAD,
+        num_cpus=0,
+        num_gpus=settings.workers.gpus_per_worker if kind == "worker" else 0,
+    ).remote(settings, number)
 
 
 def create_actors(settings: Settings) -> list[str]:
-    """Makes the named actors that are not there yet; returns the names of all. They restart until they are stopped."""
+    """Makes the named actors that there are to be and that are not there; returns the names of all.
+
+    How many there are to be, the settings say the first time and the store from then on. Raises ``ConfigurationError``
+    where the store cannot be shared by so many.
+    """
+    sizes: dict[Database, dict[Kind, int]] = {
+        "memory": {
+            "worker": settings.workers.count,
+            "shard": settings.memory.shards,
+            "router": settings.routers.count,
+        },
+        "effects": {"ledger": settings.effects.ledgers},
+    }
     made: list[str] = []
-
-    def make(kind: type, role: Any, count: int, **options: Any) -> None:
-        for number in range(count):
-            name = actor_name(role, number)
-            ray.remote(kind).options(
-                name=name,
-                namespace=settings.ray.namespace,
-                get_if_exists=True,
-                lifetime="detached",
-                max_restarts=-1,
-                max_task_retries=0,
-                max_concurrency=10_000,
-                scheduling_strategy=SPREAD,
-                **options,
-            ).remote(settings, number)
-            made.append(name)
-
-    make(WorkerActor, "worker", settings.workers.count, num_cpus=0, num_gpus=settings.workers.gpus_per_worker)
-    make(ShardActor, "shard", settings.memory.shards, num_cpus=0)
-    make(RouterActor, "router", settings.routers.count, num_cpus=0)
-    for number in range(settings.effects.ledgers):
-        name = actor_name("ledger", number)
-        url, namespace = settings.store_url("effects"), settings.ray.namespace
-        create_ledger(url, number, namespace=namespace, name=name, scheduling_strategy=SPREAD)
-        made.append(name)
+    for database, kinds in sizes.items():
+        engine = open_engine(settings.store_url(database))
+        with available(), writing(engine).begin() as connection:
+            for kind, members in kinds.items():
+                begin(connection, kind, members)
+            needed = [read_role(connection, kind) for kind in kinds]
+        shared = engine.dialect.name != "sqlite"
+        engine.dispose()
+        for role in needed:
+            if role.divided and not shared and role.needed != {0}:
+                raise ConfigurationError(f"SQLite allows one {role.kind}; store.url (PostgreSQL) allows more")
+            for number in sorted(role.needed):
+                create_actor(settings, role.kind, number)
+                made.append(actor_name(role.kind, number))
     return made

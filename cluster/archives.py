@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from muniment.actors.store import transfer, verify
 from muniment.actors.store.engine import available, open_engine
 from muniment.cluster import launcher
-from muniment.cluster.actor_classes import shard_handles
+from muniment.cluster.roster import Roster, Shards
 from muniment.cluster.services import prepare_stores
 from muniment.cluster.settings import Database, Settings
 from muniment.policies.errors import InvalidInput
@@ -66,7 +66,12 @@ def verify_indexes(data_dir: Path) -> dict[str, Any]:
     settings = launcher.published_settings(launcher.attach(data_dir).namespace)
 
     async def ask() -> list[dict[str, Any]]:
-        return list(await asyncio.gather(*(shard.verify() for shard in shard_handles(settings))))
+        engine = open_engine(settings.store_url("memory"))
+        shards = Shards(Roster(engine, ("shard",)), settings.ray.namespace).members()
+        try:
+            return list(await asyncio.gather(*(shard.verify() for shard in shards.values())))
+        finally:
+            engine.dispose()
 
     found = asyncio.run(ask())
     names = ("companies", "facts")

@@ -82,7 +82,7 @@ class EffectService:
             blocked=blocked.value if blocked else None,
         )
         if classification is None:
-            return _proposed(await self._ledgers.of_run(company, op.run_id).propose(op, 0))
+            return _proposed(await self._ledgers.propose(op, 0))
         op = op._replace(
             no_key=Reason.WINDOW_OFF.value,
             window=classification.window.microseconds,
@@ -91,16 +91,15 @@ class EffectService:
             policy_version=classification.version,
         )
         if not classification.has_key:
-            return _proposed(await self._ledgers.of_run(company, op.run_id).propose(op, 0))
+            return _proposed(await self._ledgers.propose(op, 0))
         try:
             key = _key(op, classification, request.arguments)
         except InvalidInput as error:
             missing = isinstance(error, MissingKeyPath)
             reason = Reason.MISSING_KEY_PATH if missing else Reason.INVALID_KEY_VALUE
-            await self._ledgers.of_run(company, op.run_id).propose(op._replace(no_key=reason.value), 0)
+            await self._ledgers.propose(op._replace(no_key=reason.value), 0)
             raise
-        ledger = self._ledgers.of_key(key)
-        proposed = await ledger.propose(op._replace(key=key), request.wait_ms / 1000)
+        proposed = await self._ledgers.propose(op._replace(key=key), request.wait_ms / 1000)
         return _proposed(proposed, classification.lease_seconds)
 
     async def confirm(self, principal: Principal, request: ReservationRequest) -> Answer:
@@ -120,7 +119,7 @@ class EffectService:
     ) -> Answer:
         token = Token.parse(request.token)
         op = kind(require_company(principal), *token, principal.actor, request.reason, request.result_ref)
-        settled = await self._ledgers.of_key(token.key).settle(op)
+        settled = await self._ledgers.settle(op)
         times = {"confirmed_at": settled.confirmed_at, "expires_at": settled.expires_at}
         return {"state": settled.state, "late": settled.late} | _times(times)
 
@@ -186,7 +185,7 @@ class EffectService:
             reason=request.reason,
             decision_id=new_id("d", self._clock()),
         )
-        forgotten = await self._ledgers.of_key(key).forget(op)
+        forgotten = await self._ledgers.forget(op)
         return {"forgotten": True, "decision_id": forgotten.decision_id}
 
     async def import_keys(self, principal: Principal, request: ImportKeysRequest) -> Answer:
@@ -197,7 +196,7 @@ class EffectService:
         company = require_company(principal)
         now = self._clock()
         ops = [self._import(principal, company, i, item, now) for i, item in enumerate(request.effects)]
-        imported = await asyncio.gather(*(self._ledgers.of_key(op.key).import_key(op) for op in ops))
+        imported = await asyncio.gather(*(self._ledgers.import_key(op) for op in ops))
         outcomes = [answer.outcome for answer in imported]
         return {"imported": outcomes.count("imported"), "results": [{"outcome": outcome} for outcome in outcomes]}
 

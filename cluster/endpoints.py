@@ -26,13 +26,15 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What answers: ``MemoryService``, ``ConflictService``, ``RecordService``, ``EffectService``, ``AdminService``."""
+    """What answers: ``MemoryService``, ``ConflictService``, ``RecordService``, ``EffectService``, ``AdminService``,
+    ``ScaleService``."""
 
     memory: Any
     conflicts: Any
     records: Any
     effects: Any
     admin: Any
+    scale: Any
 
 
 #: How an endpoint calls its service: services, principal, what the path names, the parsed request.
@@ -141,6 +143,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("delete_company", "DELETE", "/v1/companies/{company}", _P.OPERATE, None,
              lambda a, p, n, _: a.admin.delete_company(p, n[0]), "Erase a company and everything it has",
              company=False),
+    Endpoint("place", "PUT", "/v1/companies/{company}", _P.OPERATE, s.PlaceRequest,
+             lambda a, p, n, r: a.scale.place(p, n[0], r), "Pin a company, or give it a shard of its own",
+             company=False),
+    Endpoint("scale", "POST", "/v1/scale", _P.OPERATE, s.ScaleRequest,
+             lambda a, p, _, r: a.scale.scale(p, r), "Say how many of each part there are to be",
+             company=False),
+    Endpoint("scaling", "GET", "/v1/scale", _P.OPERATE, None,
+             lambda a, p, _n, _: a.scale.scaling(p), "How many there are, and how far it is", company=False),
     Endpoint("keys", "GET", "/v1/keys", _P.ADMINISTER_COMPANY, s.KeysQuery,
              lambda a, p, _, r: a.admin.keys(p, r), "List the keys of the company"),
     Endpoint("create_key", "POST", "/v1/keys", _P.ADMINISTER_COMPANY, s.KeyRequest,

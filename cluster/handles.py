@@ -1,6 +1,6 @@
 """Typed handles: how this project calls its Ray actors, and turns Ray's failures into its own errors.
 
-A call is one msgpack ``bytes`` argument (a verb, its arguments, the caller's span) and one ``bytes`` answer, so that
+A call is one msgpack ``bytes`` argument (a verb, its arguments, the callers' spans) and one ``bytes`` answer, so that
 errors cross as data and nothing is pickled. Every verb may be sent again: reads by nature, writes because they carry a
 request id.
 """
@@ -11,7 +11,7 @@ import asyncio
 import functools
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
@@ -26,7 +26,7 @@ from muniment.policies.errors import DeadlineExceeded, Fenced, MunimentError, Ov
 #: How long a call may wait through an actor's restart.
 DEADLINE_SECONDS = 30.0
 #: Between two tries while an actor restarts; Ray needs about a second.
-_RETRY_SECONDS = 0.1
+RETRY_SECONDS = 0.1
 #: How long a model worker that could not be reached is passed over while others can.
 _DOWN_SECONDS = 0.5
 #: Texts in one call of a bulk embedding, and how many such calls of one process a worker may have at a time.
@@ -57,15 +57,15 @@ class ActorHandle:
         Raises what the actor raised, ``DeadlineExceeded`` where the answer did not come, ``Unavailable`` where the
         actor could not be reached.
         """
-        request = pack([verb, arguments, telemetry.carrier()])
+        request = pack([verb, arguments, [telemetry.carrier()]])
         deadline = time.monotonic() + deadline_seconds
         while True:
             try:
                 return await self.attempt(request, deadline)
             except Unreachable as error:
-                if time.monotonic() + _RETRY_SECONDS >= deadline:
+                if time.monotonic() + RETRY_SECONDS >= deadline:
                     raise Unavailable(f"{self.name} cannot be reached", retry_after_seconds=2) from error
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def attempt(self, request: bytes, deadline: float) -> Any:
         """The answer to a packed request, tried once. Raises ``Unreachable``, and what ``call`` does.
@@ -106,57 +106,26 @@ def _answer(data: bytes) -> Any:
     return value
 
 
-class WorkerPool:
-    """The model workers: the least loaded takes the next call; one that died costs another try, elsewhere.
+class Pool:
+    """Ray actors of which any can answer: the least loaded takes the next call; one that died costs another try,
+    elsewhere."""
 
-    Queries that are to be embedded while others are on their way travel in one call; bulk goes in parts, so that all
-    workers get some and no call is large.
-    """
-
-    def __init__(self, handles: Sequence[ActorHandle]) -> None:
-        self._handles = list(handles)
+    def __init__(self, handles: Callable[[], Sequence[ActorHandle]], what: str) -> None:
+        """``handles``: to those that are used now. ``what``: one of them, for a person to read."""
+        self._handles = handles
+        self._what = what
         self._down: dict[str, float] = {}
-        # Each has one batch under way, so that all workers can be busy with queries.
-        self._queries: Iterator[Coalescer[bytes]] = itertools.cycle(
-            [Coalescer(self._embed_queries, max_items=64, max_bytes=60_000) for _ in self._handles]
-        )
-        self._room = asyncio.Semaphore(_PARTS_PER_WORKER * len(self._handles))
 
-    async def embed(self, texts: Sequence[str], priority: int) -> bytes:
-        """See ``ModelWorker.embed``."""
-        if len(texts) == 1 and priority == Priority.QUERY:
-            return await next(self._queries).submit(texts[0].encode())
-        parts = [texts[start : start + _PART] for start in range(0, len(texts), _PART)]
-        return b"".join(await asyncio.gather(*(self._embed_part(part, priority) for part in parts)))
+    async def attempt(self, request: bytes, elsewhere_when_full: bool = False) -> Any:
+        """The answer to a packed request. Raises what the Ray actor raised; ``Unavailable`` where none can be reached.
 
-    async def rerank(self, query: str, texts: Sequence[str]) -> list[float]:
-        """See ``ModelWorker.rerank``."""
-        scores: list[float] = await self._call("rerank", query=query, texts=list(texts))
-        return scores
-
-    async def describe(self) -> dict[str, Any]:
-        """See ``ModelWorker.describe``."""
-        answer: dict[str, Any] = await self._call("describe")
-        return answer
-
-    async def _embed_part(self, texts: Sequence[str], priority: int) -> bytes:
-        async with self._room:
-            vectors: bytes = await self._call("embed", texts=list(texts), priority=priority)
-        return vectors
-
-    async def _embed_queries(self, items: list[bytes]) -> list[bytes | Exception]:
-        texts = [item.decode() for item in items]
-        vectors: bytes = await self._call("embed", texts=texts, priority=int(Priority.QUERY))
-        size = len(vectors) // len(items)
-        return [vectors[i * size : (i + 1) * size] for i in range(len(items))]
-
-    async def _call(self, verb: str, **arguments: Any) -> Any:
-        request = pack([verb, arguments, telemetry.carrier()])
+        ``elsewhere_when_full``: another one may have room where one is ``Overloaded``.
+        """
         deadline = time.monotonic() + DEADLINE_SECONDS
         full: dict[str, Overloaded] = {}
         while True:
             now = time.monotonic()
-            up = [h for h in self._handles if self._down.get(h.name, 0.0) <= now and h.name not in full]
+            up = [h for h in self._handles() if self._down.get(h.name, 0.0) <= now and h.name not in full]
             if up:
                 handle = min(up, key=lambda one: (one.in_flight, one.name))
                 try:
@@ -164,13 +133,88 @@ class WorkerPool:
                 except Unreachable:
                     self._down[handle.name] = time.monotonic() + _DOWN_SECONDS
                 except Overloaded as error:
+                    if not elsewhere_when_full:
+                        raise
                     full[handle.name] = error
             elif full:
                 raise next(iter(full.values()))
-            elif now + _RETRY_SECONDS >= deadline:
-                raise Unavailable("no model worker can be reached", retry_after_seconds=2)
+            elif now + RETRY_SECONDS >= deadline:
+                raise Unavailable(f"no {self._what} can be reached", retry_after_seconds=2)
             else:
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
+
+
+class RouterPool(Pool):
+    """The routers' verbs as async methods."""
+
+    def __getattr__(self, verb: str) -> Any:
+        if verb.startswith("_"):
+            raise AttributeError(verb)
+
+        async def call(**arguments: Any) -> Any:
+            return await self.attempt(pack([verb, arguments, [telemetry.carrier()]]))
+
+        return call
+
+
+class WorkerPool(Pool):
+    """The model workers.
+
+    Queries that are to be embedded while others are on their way travel in one call; bulk goes in parts, so that all
+    workers get some and no call is large.
+    """
+
+    def __init__(self, handles: Callable[[], Sequence[ActorHandle]]) -> None:
+        super().__init__(handles, "model worker")
+        self._count = 0
+        self._queries: Iterator[Coalescer[bytes]] = iter(())
+        self._room = asyncio.Semaphore(0)
+
+    def _fit(self) -> None:
+        """Each worker has one batch of queries under way, and room for some parts, so that all can be busy."""
+        count = len(self._handles())
+        if count != self._count:
+            self._count = count
+            batches = [Coalescer(self._embed_queries, max_items=64, max_bytes=60_000) for _ in range(count)]
+            self._queries = itertools.cycle(batches)
+            self._room = asyncio.Semaphore(_PARTS_PER_WORKER * count)
+
+    async def embed(self, texts: Sequence[str], priority: int) -> bytes:
+        """See ``ModelWorker.embed``."""
+        self._fit()
+        if len(texts) == 1 and priority == Priority.QUERY:
+            return await next(self._queries).submit(pack([texts[0], telemetry.carrier()]))
+        parts = [texts[start : start + _PART] for start in range(0, len(texts), _PART)]
+        return b"".join(await asyncio.gather(*(self._embed_part(part, priority) for part in parts)))
+
+    async def rerank(self, query: str, texts: Sequence[str]) -> list[float]:
+        """See ``ModelWorker.rerank``."""
+        scores: list[float] = await self._call("rerank", {"query": query, "texts": list(texts)})
+        return scores
+
+    async def describe(self) -> dict[str, Any]:
+        """See ``ModelWorker.describe``."""
+        answer: dict[str, Any] = await self._call("describe", {})
+        return answer
+
+    async def _embed_part(self, texts: Sequence[str], priority: int) -> bytes:
+        async with self._room:
+            vectors: bytes = await self._call("embed", {"texts": list(texts), "priority": priority})
+        return vectors
+
+    async def _embed_queries(self, items: list[bytes]) -> list[bytes | Exception]:
+        texts, carriers = zip(*map(unpack, items), strict=True)
+        arguments = {"texts": texts, "priority": int(Priority.QUERY)}
+        vectors: bytes = await self._call("embed", arguments, [carrier for carrier in carriers if carrier])
+        size = len(vectors) // len(items)
+        return [vectors[i * size : (i + 1) * size] for i in range(len(items))]
+
+    async def _call(
+        self, verb: str, arguments: dict[str, Any], carriers: Sequence[telemetry.Carrier] | None = None
+    ) -> Any:
+        """``carriers``: of the calls that travel in this one, where it is not for the current span alone."""
+        request = pack([verb, arguments, [telemetry.carrier()] if carriers is None else carriers])
+        return await self.attempt(request, elsewhere_when_full=True)
 
 
 class Remote:

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from muniment.cluster import processes
+from muniment.cluster.naming import LOG_FILE as LOG_FILE
 from muniment.cluster.naming import SERVE_APP
 from muniment.cluster.settings import Settings
 from muniment.policies.errors import ConfigurationError, StateConflict, Unavailable
 
 STATE_FILE = "service.json"
-LOG_FILE = "service.log"
 OPERATOR_KEY_FILE = "operator.key"
 TOKEN_FILE = "ray.token"
 _LOCK_FILE = "service.lock"

@@ -6,6 +6,7 @@ The actor's event loops only hand over to the ledger's thread and back.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,14 @@ import ray
 from muniment.actors.dedupe_ledger import DedupeLedger
 from muniment.actors.ledger_loop import LedgerLoop
 from muniment.actors.ledger_ops import pack_results, unpack_ops
+from muniment.actors.metrics import unobserved
 from muniment.actors.store.engine import open_engine
+from muniment.actors.store.levels import reservation_levels
 from muniment.actors.wire import pack
+from muniment.cluster import telemetry
+from muniment.cluster.naming import actor_name
+from muniment.cluster.ray_metrics import RayMeter, set_up
+from muniment.cluster.settings import Settings
 from muniment.policies.errors import MunimentError
 
 #: A poll is answered after this long at the latest, with nothing if there is nothing.
@@ -26,8 +33,14 @@ _GROUPS = {"operations": 1_000, "polls": 10_000, "health": 8}
 class LedgerActor:
     """A ledger that answers calls of client processes. Every answer comes after the commit that it tells of."""
 
-    def __init__(self, url: str, role: str) -> None:
-        self._loop = LedgerLoop(lambda: self._open(url, role))
+    def __init__(self, url: str, number: int, settings: Settings | None = None) -> None:
+        """``settings``: where to tell of itself; None: nowhere."""
+        role = actor_name("ledger", number)
+        observe = unobserved if settings is None else set_up(settings, role)
+        self._loop = LedgerLoop(lambda: self._open(url, role), observe=observe)
+        if isinstance(observe, RayMeter):
+            # What the store holds is the same for all ledgers: one tells of it.
+            observe.watch(self._loop.levels, *([reservation_levels(open_engine(url))] if number == 0 else []))
 
     def _open(self, url: str, role: str) -> DedupeLedger:
         return DedupeLedger(open_engine(url), role)
@@ -35,10 +48,16 @@ class LedgerActor:
     @ray.method(concurrency_group="operations")
     async def operate(self, client: str, data: bytes) -> bytes:
         """A batch of packed operations; answers their packed results, or the one error of all."""
+        ops, carriers = unpack_ops(data)
+        started = time.time_ns()
         try:
-            results = await _handed_over(lambda done: self._loop.submit(client, unpack_ops(data), done))
+            results = await _handed_over(lambda done: self._loop.submit(client, ops, done))
         except MunimentError as error:
             results = error
+        for place, carrier in enumerate(carriers):
+            if carrier is not None:
+                outcome = results if isinstance(results, MunimentError) else results[place]
+                telemetry.record(f"ledger.{type(ops[place]).__name__.lower()}", carrier, started, outcome)
         return pack_results(results, self._loop.epoch)
 
     @ray.method(concurrency_group="polls")
@@ -88,10 +107,12 @@ def create_ledger(
     num_cpus: float = 0,
     scheduling_strategy: Any = None,
     actor_class: type = LedgerActor,
+    settings: Settings | None = None,
 ) -> Any:
     """The handle of the named ledger, made where there is none. It restarts for ever; no call is sent twice by Ray.
 
-    ``url``: the effects' store. The caller waits for ``health`` where it needs the ledger to be serving.
+    ``url``: the effects' store. ``settings``: where it tells of itself. The caller waits for ``health`` where it needs
+    the ledger to be serving.
     """
     ray_remote: Any = ray.remote
     remote = ray_remote(concurrency_groups=_GROUPS)(actor_class)
@@ -104,4 +125,4 @@ def create_ledger(
         max_restarts=-1,
         max_task_retries=0,
         scheduling_strategy=scheduling_strategy,
-    ).remote(url, f"ledger-{number}")
+    ).remote(url, number, settings)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
@@ -32,18 +32,22 @@ from muniment.actors.ledger_ops import (
     Token,
     join_ops,
     pack_op,
+    partition_of,
     unpack_ops,
     unpack_results,
 )
 from muniment.actors.wire import unpack
+from muniment.cluster import telemetry
 from muniment.cluster.coalescer import Coalescer
 from muniment.cluster.key_places import KeyPlaces
+from muniment.cluster.naming import actor_name
+from muniment.cluster.roster import Roster
 from muniment.policies.effect_gate import Verdict
-from muniment.policies.errors import DeadlineExceeded, Fenced, MunimentError, StoreUnavailable, Unavailable
-from muniment.policies.fingerprint import key_partition, route_partition
-from muniment.policies.partitioning import assign
+from muniment.policies.errors import DeadlineExceeded, Fenced, Moved, MunimentError, StoreUnavailable, Unavailable
 
 log = logging.getLogger(__name__)
+A = TypeVar("A")
+Asked = TypeVar("Asked", bound=Op)
 #: How long an operation is sent again while its ledger restarts.
 DEADLINE_SECONDS = 30.0
 #: How long one batch may be under way before its outcome counts as unknown.
@@ -54,8 +58,16 @@ _RETRY_SECONDS = 0.1
 class LedgerHandle:
     """One named ledger, from one event loop of one process. Made anywhere; looks the Ray actor up when first used."""
 
-    def __init__(self, name: str, namespace: str, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+    def __init__(
+        self,
+        name: str,
+        namespace: str,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        went_elsewhere: Callable[[Op], Awaitable[bool]] | None = None,
+    ) -> None:
+        """``went_elsewhere``: says, where the ledger cannot be reached, whether another one has the operation's key."""
         self.name = name
+        self._went_elsewhere = went_elsewhere
         self._namespace = namespace
         self._deadline_seconds = deadline_seconds
         self._client = uuid.uuid4().hex
@@ -106,6 +118,10 @@ class LedgerHandle:
         """Deletes a slice of a company; nothing is left when all counts are 0."""
         return Erased(*await self._call(Erase(company, limit)))
 
+    async def look(self) -> None:
+        """Has the ledger learn now what came and went. Raises ``Unavailable``."""
+        await self._exchange([])
+
     async def health(self) -> dict[str, Any]:
         """See ``LedgerActor.health``. Raises ``Unavailable``."""
         answer: dict[str, Any] = await self._remote("health")
@@ -123,7 +139,7 @@ class LedgerHandle:
         give_up: float | None = None
         while True:
             try:
-                return await self._coalescer.submit(pack_op(op))
+                return await self._coalescer.submit(pack_op(op, telemetry.span_carrier()))
             except (Unavailable, Fenced) as error:
                 if isinstance(error, StoreUnavailable):
                     raise  # the ledger is there, and waiting for it does not help
@@ -133,6 +149,8 @@ class LedgerHandle:
                     raise Unavailable(f"{self.name} cannot be reached", retry_after_seconds=2) from error
                 if isinstance(error, Fenced):
                     self._actor = None
+                if self._went_elsewhere is not None and await self._went_elsewhere(op):
+                    raise Moved(f"{self.name} does not have this key") from error
                 if isinstance(op, (Propose, Forget)):
                     op = op._replace(again=True)
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -186,7 +204,7 @@ class LedgerHandle:
 
     def _give_back(self, item: bytes, result: Any) -> None:
         """A caller went away while its proposal was under way and won: the key is released, unless claimed since."""
-        (op,) = unpack_ops(join_ops([item]))
+        ((op,), _) = unpack_ops(join_ops([item]))
         if not isinstance(op, Propose) or result is None:
             return
         proposed = Proposed(*result)
@@ -208,29 +226,80 @@ class LedgerHandle:
 
 
 class Ledgers:
-    """All ledgers of a cluster. Keys are spread over them by hash."""
+    """All ledgers of a cluster. Keys are spread over them by hash, and found wherever they are by now."""
 
-    def __init__(self, handles: Sequence[LedgerHandle], assignment: Sequence[int] | None = None) -> None:
-        """``assignment``: the number of the ledger of each partition."""
-        self.handles = handles
-        self._assignment = assignment or assign(len(handles))
+    def __init__(self, roster: Roster, namespace: str, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+        self._roster = roster
+        self._namespace = namespace
+        self._deadline_seconds = deadline_seconds
+        self._handles: dict[int, LedgerHandle] = {}
 
-    def of_key(self, key: bytes) -> LedgerHandle:
-        """The ledger that decides about a key."""
-        return self.handles[self._assignment[key_partition(key)]]
+    async def propose(self, op: Propose, wait_seconds: float) -> Proposed:
+        """See ``LedgerHandle.propose``."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_seconds
+        return await self._decided(op, lambda ledger, again: ledger.propose(again, until - loop.time()))
 
-    def of_run(self, company: str, run_id: str) -> LedgerHandle:
-        """The ledger that records what a run proposes without a key."""
-        return self.handles[self._assignment[route_partition(company, run_id)]]
+    async def settle(self, op: Confirm | Renew | Release) -> Settled:
+        """See ``LedgerHandle.settle``."""
+        return await self._decided(op, lambda ledger, again: ledger.settle(again))
+
+    async def forget(self, op: Forget) -> Forgotten:
+        """See ``LedgerHandle.forget``."""
+        return await self._decided(op, lambda ledger, again: ledger.forget(again))
+
+    async def import_key(self, op: Import) -> Imported:
+        """See ``LedgerHandle.import_key``."""
+        return await self._decided(op, lambda ledger, again: ledger.import_key(again))
+
+    async def health(self) -> list[dict[str, Any]]:
+        """What each ledger that has anything says of itself. Raises ``Unavailable``."""
+        await self._roster.refresh()
+        owners = self._roster["ledger"].map.owners()
+        return await asyncio.gather(*(self._handle(number).health() for number in owners))
 
     async def erase(self, company: str) -> dict[str, int]:
         """Deletes all that is stored of a company's effects; how many effects and decisions that was."""
         effects = decisions = 0
-        while any(erased := await self.handles[0].erase(company)):
+        while any(erased := await self._handle(0).erase(company)):
             effects, decisions = effects + erased.effects, decisions + erased.decisions
         return {"effects": effects, "effect_decisions": decisions}
 
     async def close(self) -> None:
         """Closes the handles."""
-        for handle in self.handles:
+        for handle in self._handles.values():
             await handle.close()
+
+    def number_of(self, op: Op) -> int:
+        """The number of the ledger that decides about an operation, as far as is known."""
+        partition = partition_of(op)
+        return 0 if partition is None else self._roster["ledger"].map.members[partition]
+
+    def _handle(self, number: int) -> LedgerHandle:
+        if number not in self._handles:
+
+            async def went_elsewhere(op: Op) -> bool:
+                await self._roster.refresh()
+                return self.number_of(op) != number
+
+            name = actor_name("ledger", number)
+            self._handles[number] = LedgerHandle(name, self._namespace, self._deadline_seconds, went_elsewhere)
+        return self._handles[number]
+
+    async def _decided(self, op: Asked, act: Callable[[LedgerHandle, Asked], Awaitable[A]]) -> A:
+        """The answer of the ledger that has the key, wherever it goes meanwhile."""
+        give_up: float | None = None
+        while True:
+            number = self.number_of(op)
+            try:
+                return await act(self._handle(number), op)
+            except Moved as error:
+                now = asyncio.get_running_loop().time()
+                give_up = give_up or now + self._deadline_seconds
+                if now + _RETRY_SECONDS >= give_up:
+                    raise Unavailable("the key's ledger cannot be reached", retry_after_seconds=2) from error
+            if isinstance(op, (Propose, Forget)):
+                op = cast("Asked", op._replace(again=True))
+            await self._roster.refresh()
+            if self.number_of(op) == number:
+                await asyncio.sleep(_RETRY_SECONDS)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-Role = Literal["shard", "ledger", "router", "worker"]
+from muniment.policies.partitioning import Kind
 
 #: The name of the Serve application.
 SERVE_APP = "muniment"
+#: What a local service logs, in its data directory.
+LOG_FILE = "service.log"
 
 
-def actor_name(role: Role, number: int) -> str:
-    """The name of the ``number``-th Ray actor of a role, counted from 0, e.g. ``shard-0``."""
-    return f"{role}-{number}"
-
-
-def actor_names(role: Role, count: int) -> list[str]:
-    """The names of all ``count`` Ray actors of a role."""
-    return [actor_name(role, number) for number in range(count)]
+def actor_name(kind: Kind, number: int) -> str:
+    """The name of the ``number``-th Ray actor of a kind, counted from 0, e.g. ``shard-0``."""
+    return f"{kind}-{number}"

@@ -10,11 +10,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from muniment.actors.ports import Shard, Workers
+from muniment.actors.ports import Workers
 from muniment.actors.store import conflict_store, memory_store
 from muniment.actors.store.decision_log import DecisionLog, microseconds
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.actors.wire import to_rfc3339
+from muniment.cluster.roster import Shards
 from muniment.cluster.schemas import DecisionsQuery
 from muniment.policies.access import Extent, Permission, Principal, owns, require, require_company, within_scope
 from muniment.policies.errors import InvalidInput, MunimentError
@@ -36,7 +37,7 @@ class RecordService:
         logs: Sequence[Log],
         memory: sa.Engine,
         policies: PolicyBook,
-        shards: Sequence[Shard],
+        shards: Shards,
         workers: Workers,
         ledger_health: Callable[[], Awaitable[list[dict[str, Any]]]],
     ) -> None:
@@ -164,7 +165,7 @@ class RecordService:
             "store": asyncio.to_thread(self._check_store),
             "embedder": self._workers.describe(),
             "ledger": self._ledger_health(),
-            **{f"shard-{number}": shard.stats() for number, shard in enumerate(self._shards)},
+            **{name: shard.stats() for name, shard in self._shards.members().items()},
         }
         answers = await asyncio.gather(*(_within(check) for check in checks.values()))
         found = dict(zip(checks, answers, strict=True))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from muniment.actors.embedding import space_name
 from muniment.actors.memory_shard import MemoryShard, ShardSettings
+from muniment.actors.metrics import Observe, unobserved
 from muniment.actors.store import control_tables, effect_store, memory_store
 from muniment.actors.store import memory_tables as tables
 from muniment.actors.store.control_store import ControlStore
@@ -15,16 +15,17 @@ from muniment.actors.store.decision_log import DecisionLog
 from muniment.actors.store.engine import Schema, available, create_schema, open_engine
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.actors.webhook import WebhookOptions
-from muniment.cluster.actor_classes import shard_handles, shard_of, worker_pool
 from muniment.cluster.admin_service import AdminService
 from muniment.cluster.conflict_service import ConflictService
 from muniment.cluster.effect_service import EffectService, StoredClassifications
 from muniment.cluster.endpoints import Services
-from muniment.cluster.handles import ActorHandle, Remote
-from muniment.cluster.ledger_handle import LedgerHandle, Ledgers
+from muniment.cluster.handles import RouterPool, WorkerPool
+from muniment.cluster.ledger_handle import Ledgers
 from muniment.cluster.memory_service import MemoryService
-from muniment.cluster.naming import actor_names
 from muniment.cluster.record_service import RecordService
+from muniment.cluster.roster import Members, Roster, Shards
+from muniment.cluster.scale_service import ScaleService
+from muniment.cluster.scaler import Scaler
 from muniment.cluster.settings import Database, Settings
 
 
@@ -37,14 +38,14 @@ def open_services(settings: Settings) -> Services:
     effects = open_engine(settings.store_url("effects"))
     create_schema(effects, effect_store.TABLES)
     policies = PolicyBook(control)
-    router: Any = RouterPool([ActorHandle(name, namespace) for name in actor_names("router", settings.routers.count)])
-    shards = shard_of(settings)
-    ledgers = Ledgers([LedgerHandle(name, namespace) for name in actor_names("ledger", settings.effects.ledgers)])
+    roster = Roster(memory, ("shard", "router", "worker"))
+    router: Any = RouterPool(Members(roster, "router", namespace), "router")
+    shards = Shards(roster, namespace)
+    ledgers = Ledgers(Roster(effects, ("ledger",)), namespace)
     memory_service = MemoryService(router, shards, memory, policies)
     effect_service = EffectService(ledgers, effects, StoredClassifications(control))
 
-    async def ledger_health() -> list[dict[str, Any]]:
-        return await asyncio.gather(*(ledger.health() for ledger in ledgers.handles))
+    scale_service = ScaleService(Scaler(settings), control)
 
     return Services(
         memory=memory_service,
@@ -57,17 +58,18 @@ def open_services(settings: Settings) -> Services:
             ],
             memory,
             policies,
-            shard_handles(settings),
-            worker_pool(settings),
-            ledger_health,
+            shards,
+            WorkerPool(Members(roster, "worker", namespace)),
+            ledgers.health,
         ),
         effects=effect_service,
         admin=AdminService(
             control,
-            [memory_service, effect_service],
+            [memory_service, effect_service, scale_service],
             auth_enabled=settings.auth.enabled,
             offline_seconds=settings.auth.offline_seconds,
         ),
+        scale=scale_service,
     )
 
 
@@ -100,19 +102,7 @@ def prepare_stores(settings: Settings, upgrade: bool) -> None:
             engine.dispose()
 
 
-class RouterPool:
-    """The routers: each call goes to the least loaded."""
-
-    def __init__(self, handles: list[ActorHandle]) -> None:
-        self._handles = handles
-
-    def __getattr__(self, verb: str) -> Any:
-        if verb.startswith("_"):
-            raise AttributeError(verb)
-        return getattr(Remote(min(self._handles, key=lambda handle: (handle.in_flight, handle.name))), verb)
-
-
-def open_shard(settings: Settings, number: int) -> MemoryShard:
+def open_shard(settings: Settings, number: int, observe: Observe = unobserved) -> MemoryShard:
     """The body of a shard, in its own process."""
     engine = open_engine(settings.store_url("memory"))
     create_schema(engine, tables.TABLES)
@@ -129,6 +119,7 @@ def open_shard(settings: Settings, number: int) -> MemoryShard:
             idle_seconds=memory.idle_seconds,
             webhooks=webhook_options(settings),
         ),
+        observe=observe,
     )
 
 

@@ -250,6 +250,26 @@ class Verbs(Generic[Returned]):
         """Erases a company and everything it has."""
         return self._send(Request("delete_company", "DELETE", "/v1/companies/{}", (company,)))
 
+    def place(self, company: str, *, pinned: bool | None = None, own_shard: bool | None = None) -> Returned:
+        """Says whether a company is never unloaded, and whether it has a shard of its own."""
+        body = _said(pinned=pinned, own_shard=own_shard)
+        return self._send(Request("place", "PUT", "/v1/companies/{}", (company,), body))
+
+    def scale(
+        self,
+        *,
+        shards: int | None = None,
+        ledgers: int | None = None,
+        routers: int | None = None,
+        workers: int | None = None,
+    ) -> Returned:
+        """Says how many there are to be of each; how far it is, as ``scaling``."""
+        return self._post("scale", "/v1/scale", shards=shards, ledgers=ledgers, routers=routers, workers=workers)
+
+    def scaling(self) -> Returned:
+        """How many there are, and how far it is: ``done``, or what is still to move."""
+        return self._get("scaling", "/v1/scale")
+
     def create_key(self, roles: Iterable[str], *, company: str | None = None, **options: Any) -> Returned:
         """Creates a key; only this answer ever holds it, so a lost one is not asked for again.
 

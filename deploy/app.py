@@ -9,6 +9,8 @@ import asyncio
 import json
 import logging
 import re
+import secrets
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -20,15 +22,20 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from muniment.cluster import schemas
-from muniment.cluster.endpoints import ENDPOINTS, Answer, Endpoint, Services, dispatch
+from muniment.actors.metrics import Observe, unobserved
+from muniment.cluster import schemas, telemetry
+from muniment.cluster.endpoints import BY_VERB, ENDPOINTS, Answer, Endpoint, Services, dispatch
+from muniment.cluster.metrics import HTTP_SECONDS, OTHER, PLAIN_PATHS
 from muniment.cluster.schemas import parse_query
 from muniment.cluster.schemas.base import MAX_DEPTH
 from muniment.cluster.settings import LimitSettings, Settings
+from muniment.deploy.admission import Admission
 from muniment.deploy.bodies import parse_json, read_body
 from muniment.deploy.console import console_router
 from muniment.deploy.openapi import document, operation
 from muniment.deploy.problems import problem_response, status_response
+from muniment.policies.access import Permission, require
+from muniment.policies.admission import AdmissionPolicy
 from muniment.policies.errors import MunimentError
 
 log = logging.getLogger(__name__)
@@ -36,6 +43,9 @@ T = TypeVar("T")
 
 #: What answers without a key.
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
+#: What Prometheus reads: with the operator's key, or with ``telemetry.metrics_key``, which opens nothing else.
+METRICS_PATH = "/metrics"
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: The review desk, which asks for a key on a page of its own.
 DESK = "/console"
 #: Names in a route that may themselves hold a slash (as %2F).
@@ -46,14 +56,27 @@ _DESCRIPTION = f"""Memory for AI agents: bounded recall, no duplicate effects, n
 Bodies are JSON in UTF-8, whatever their content type says, nested at most {MAX_DEPTH} deep, and no object has a name
 twice (400 otherwise). A field that is not known is an error. Times are RFC 3339 with an offset; text is kept in NFC.
 Lists answer `next` where there is more: give it as `cursor`."""
+#: Requests about effects under way in one process, those that wait for another run included.
+MAX_EFFECTS = 4_096
 #: The status that nobody reads: the client has gone (as nginx writes it into its log).
 _CLIENT_GONE = 499
 
 
-def create_app(services: Services, settings: Settings, names_requests: bool = True) -> FastAPI:
+async def _nothing() -> str:
+    return ""
+
+
+def create_app(
+    services: Services,
+    settings: Settings,
+    names_requests: bool = True,
+    observe: Observe = unobserved,
+    scrape: Callable[[], Awaitable[str]] = _nothing,
+) -> FastAPI:
     """The application over ``services``; needs neither Ray nor a network.
 
-    ``names_requests``: whether answers get an ``X-Request-Id``; Ray Serve gives them one by itself.
+    ``names_requests``: whether answers get an ``X-Request-Id``; Ray Serve gives them one by itself. ``scrape``: what
+    the whole service has observed so far, as Prometheus text.
     """
     app = FastAPI(
         title="Muniment",
@@ -63,10 +86,15 @@ def create_app(services: Services, settings: Settings, names_requests: bool = Tr
         redirect_slashes=False,
         swagger_ui_oauth2_redirect_url=None,
     )
+    wait_seconds = settings.limits.wait_seconds
+    others = Admission(AdmissionPolicy(wait_seconds=wait_seconds))
+    # Most of them wait for another run rather than for this service, which bounds the rest in the ledger's queue.
+    effects = Admission(AdmissionPolicy(always=MAX_EFFECTS, wait_seconds=wait_seconds))
     for endpoint in ENDPOINTS:
+        admission = effects if endpoint.permission is Permission.EFFECTS else others
         app.add_api_route(
             _starlette_route(endpoint),
-            _handler(endpoint, services, settings.limits),
+            _handler(endpoint, services, settings.limits, admission),
             methods=[endpoint.method],
             operation_id=endpoint.verb,
             summary=endpoint.summary,
@@ -75,6 +103,7 @@ def create_app(services: Services, settings: Settings, names_requests: bool = Tr
         )
     app.include_router(console_router(services, settings.limits))
     _add_probes(app, services)
+    _add_metrics(app, scrape)
     _add_problems(app)
     made: dict[str, Any] = {}
 
@@ -84,7 +113,9 @@ def create_app(services: Services, settings: Settings, names_requests: bool = Tr
         return made
 
     app.openapi = openapi  # type: ignore[method-assign]
-    app.add_middleware(Gate, services=services, names_requests=names_requests)
+    key = settings.telemetry.metrics_key
+    metrics_key = None if key is None else key.get_secret_value()
+    app.add_middleware(Gate, services=services, names_requests=names_requests, observe=observe, metrics_key=metrics_key)
     return app
 
 
@@ -95,16 +126,19 @@ def _starlette_route(endpoint: Endpoint) -> str:
     return route
 
 
-def _handler(endpoint: Endpoint, services: Services, limits: LimitSettings) -> Callable[[Request], Awaitable[Response]]:
+def _handler(
+    endpoint: Endpoint, services: Services, limits: LimitSettings, admission: Admission
+) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         named = [request.path_params[name] for name in endpoint.parameters]
 
         async def work() -> Response:
-            data = await _data(request, endpoint, limits)
-            answering = dispatch(services, request.state.principal, endpoint, named, data, limits)
-            if endpoint.verb == "propose":  # the one verb that may wait long for somebody else
-                return await _unless_gone(request, answering)
-            return json_response(await answering)
+            with admission.admitted():
+                data = await _data(request, endpoint, limits)
+                answering = dispatch(services, request.state.principal, endpoint, named, data, limits)
+                if endpoint.verb == "propose":  # the one verb that may wait long for somebody else
+                    return await _unless_gone(request, answering)
+                return json_response(await answering)
 
         return await _told(request, work)
 
@@ -182,6 +216,17 @@ def _add_probes(app: FastAPI, services: Services) -> None:
         return await _told(request, work)
 
 
+def _add_metrics(app: FastAPI, scrape: Callable[[], Awaitable[str]]) -> None:
+    @app.get(METRICS_PATH, summary="Metrics of the whole service, as Prometheus text", tags=["probes"])
+    async def metrics(request: Request) -> Response:
+        async def work() -> Response:
+            if request.state.principal is not None:
+                require(request.state.principal, Permission.OPERATE)
+            return Response(await scrape(), media_type=_METRICS_TYPE)
+
+        return await _told(request, work)
+
+
 def _add_problems(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:
@@ -189,12 +234,24 @@ def _add_problems(app: FastAPI) -> None:
 
 
 class Gate:
-    """Before anything is routed: the request gets an id, and outside of ``OPEN_PATHS`` its caller is established."""
+    """Before anything is routed: the request gets an id, and outside of ``OPEN_PATHS`` its caller is established.
 
-    def __init__(self, app: ASGIApp, services: Services, names_requests: bool = True) -> None:
+    Around everything: its span, its time, its line in the log.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        services: Services,
+        names_requests: bool,
+        observe: Observe,
+        metrics_key: str | None,
+    ) -> None:
         self.app = app
         self._services = services
         self._names_requests = names_requests
+        self._observe = observe
+        self._metrics_key = metrics_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI 3."""
@@ -206,20 +263,60 @@ class Gate:
         request_id = named if _REQUEST_ID.fullmatch(named) else uuid.uuid4().hex
         request = Request(scope, receive)
         request.state.request_id = request_id
+        request.state.principal = None
+        status = _CLIENT_GONE
 
         async def send_with_id(message: Message) -> None:
-            if self._names_requests and message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if self._names_requests:
+                    MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
 
         async def enter() -> None:
-            if not _is_open(scope["path"]):
+            authorization = headers.get("authorization")
+            if not (_is_open(scope["path"]) or self._may_scrape(scope["path"], authorization)):
                 request.state.principal = await self._services.admin.authenticate(
-                    headers.get("authorization"), _text(headers, "x-user"), _text(headers, "x-company")
+                    authorization, _text(headers, "x-user"), _text(headers, "x-company")
                 )
 
-        refusal = await _told(request, enter)
-        await (refusal or self.app)(scope, receive, send_with_id)
+        started = time.perf_counter()
+        with telemetry.span("http", telemetry.from_outside(headers, request_id)) as span:
+            try:
+                refusal = await _told(request, enter)
+                await (refusal or self.app)(scope, receive, send_with_id)
+            finally:
+                seconds, route = time.perf_counter() - started, _route(scope)
+                method = scope["method"] if scope["method"] in HTTP_SECONDS.labels["method"] else OTHER
+                if span.is_recording():
+                    span.set_attributes(
+                        {
+                            "http.request.method": method,
+                            "http.route": route,
+                            "http.response.status_code": status,
+                            "muniment.request_id": request_id,
+                        }
+                    )
+                self._observe(HTTP_SECONDS, seconds, method=method, route=route, status=f"{status // 100}xx")
+                log.info("%s %s %d %.1f ms", method, route, status, seconds * 1000)
+
+    def _may_scrape(self, path: str, authorization: str | None) -> bool:
+        """Whether this is a look at the metrics with the key for that."""
+        if path != METRICS_PATH or self._metrics_key is None or authorization is None:
+            return False
+        return secrets.compare_digest(authorization.encode(), f"Bearer {self._metrics_key}".encode())
+
+
+def _route(scope: Scope) -> str:
+    """The route of a request, without what its path names; of what was refused before it was routed, ``other``."""
+    endpoint = BY_VERB.get(getattr(scope.get("route"), "name", ""))
+    if endpoint is not None:
+        return endpoint.route
+    path = str(scope["path"])
+    if path == DESK or path.startswith(DESK + "/"):
+        return DESK
+    return path if path in PLAIN_PATHS else OTHER
 
 
 def _is_open(path: str) -> bool:

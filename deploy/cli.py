@@ -6,7 +6,7 @@ import sys
 
 import httpx
 
-from muniment.deploy.commands import keys, models, service, store  # noqa: F401  each adds its commands
+from muniment.deploy.commands import cluster, keys, models, service, store  # noqa: F401  each adds its commands
 from muniment.deploy.commands.common import app, complain
 from muniment.policies.errors import MunimentError
 

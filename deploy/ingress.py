@@ -9,8 +9,8 @@ from ray import serve
 
 from muniment.actors.store.control_store import ControlStore
 from muniment.actors.store.keys import ensure_operator_key
-from muniment.cluster import telemetry
 from muniment.cluster.launcher import OPERATOR_KEY_FILE
+from muniment.cluster.ray_metrics import scrape, set_up
 from muniment.cluster.settings import Settings
 from muniment.deploy.app import create_app
 
@@ -27,8 +27,10 @@ def build(settings: Settings) -> serve.Application:
     def replica() -> FastAPI:
         from muniment.cluster.services import open_services
 
-        telemetry.configure(settings.telemetry, "api")
-        return create_app(open_services(settings), settings, names_requests=False)
+        meter = set_up(settings, "api")
+        services = open_services(settings)
+        services.scale.scaler.start()
+        return create_app(services, settings, names_requests=False, observe=meter, scrape=scrape)
 
     application: serve.Application = deployment(replica).bind()
     return application

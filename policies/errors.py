@@ -156,6 +156,13 @@ class Fenced(MunimentError):
     retryable = True
 
 
+class Moved(MunimentError):
+    """What was asked about is another one's by now: nothing was done, and whoever has it is to be asked."""
+
+    code = "moved"
+    retryable = True
+
+
 class ConfigurationError(MunimentError):
     """A setting is wrong or contradicts what is stored; ``detail`` says what to do."""
 

@@ -1,18 +1,29 @@
-"""Where a tenant or a key lives: 256 fixed partitions by hash, and a stored map from partition to shard.
+"""Where a tenant or a key lives: 256 fixed partitions by hash, and a stored map from partition to member.
 
-Changing the number of shards moves whole partitions, never single tenants, and no more of them than balance needs.
+Members are shards or ledgers. Changing their number moves whole partitions, one at a time and no more of them than
+balance needs. A company may live apart, in a shard of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Literal
 
 from muniment.policies.errors import InvalidInput
 from muniment.policies.model import nfc
 
 PARTITIONS = 256
+#: Members with one company each are numbered from here on, out of the way of those that share the partitions.
+FIRST_APART = 256
+#: The kinds of Ray actors, and those of them that each have partitions of their own.
+Kind = Literal["shard", "ledger", "router", "worker"]
+Divided = Literal["shard", "ledger"]
+#: What moves: a partition, or a company that lives apart or is to.
+Unit = int | str
 
 
 def partition_of(company: str) -> int:
@@ -54,3 +65,84 @@ def assign(shards: int, current: Sequence[int] | None = None, partitions: int = 
 def moves(before: Sequence[int], after: Sequence[int]) -> list[int]:
     """The partitions whose shard differs between two maps."""
     return [partition for partition, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMap:
+    """Which member has which partition. ``version`` counts its changes.
+
+    ``members``: by partition. ``stamps``: the version at which something of each partition last moved. ``apart``: the
+    companies that have a member of their own, and which. ``to_be_apart`` and ``pinned`` are wishes: who is to live
+    apart, and who is never unloaded.
+    """
+
+    members: tuple[int, ...] = (0,) * PARTITIONS
+    apart: Mapping[str, int] = field(default_factory=dict)
+    to_be_apart: frozenset[str] = frozenset()
+    pinned: frozenset[str] = frozenset()
+    stamps: tuple[int, ...] = (0,) * PARTITIONS
+    version: int = 0
+
+    def of_company(self, company: str) -> int:
+        """The member that has a company."""
+        return self.apart.get(company, self.members[partition_of(company)])
+
+    def of_unit(self, unit: Unit) -> int:
+        """The member that has a partition, or a company."""
+        return self.of_company(unit) if isinstance(unit, str) else self.members[unit]
+
+    def has(self, unit: Unit, company: str) -> bool:
+        """Whether a company moves with the unit."""
+        if isinstance(unit, str):
+            return company == unit
+        return company not in self.apart and partition_of(company) == unit
+
+    def owners(self) -> list[int]:
+        """The members that have anything, by number."""
+        return sorted({*self.members, *self.apart.values()})
+
+    def moved(self, unit: Unit, to: int) -> PartitionMap:
+        """The map after a move. A company that goes to where its partition is lives apart no more."""
+        version = self.version + 1
+        partition = partition_of(unit) if isinstance(unit, str) else unit
+        stamps = _with(self.stamps, partition, version)
+        if isinstance(unit, int):
+            return replace(self, members=_with(self.members, unit, to), stamps=stamps, version=version)
+        apart = {company: member for company, member in self.apart.items() if company != unit}
+        if to != self.members[partition]:
+            apart[unit] = to
+        return replace(self, apart=apart, stamps=stamps, version=version)
+
+    def changed_since(self, before: PartitionMap) -> frozenset[int]:
+        """The partitions of which something moved since."""
+        pairs = enumerate(zip(self.stamps, before.stamps, strict=True))
+        return frozenset(partition for partition, (now, then) in pairs if now != then)
+
+
+def _with(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
+    return (*values[:place], value, *values[place + 1 :])
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What goes from where to where."""
+
+    unit: Unit
+    old: int
+    new: int
+
+
+def pending_moves(current: PartitionMap, members: int) -> list[Move]:
+    """What is still to move so that ``members`` share the partitions evenly and who is to live apart does.
+
+    However far a plan was carried out, what this says next finishes it.
+    """
+    target = assign(members, current.members)
+    found = [Move(part, current.members[part], target[part]) for part in moves(current.members, target)]
+    taken = set(current.apart.values())
+    free = (number for number in count(FIRST_APART) if number not in taken)
+    for company in sorted(current.to_be_apart - current.apart.keys()):
+        found.append(Move(company, current.of_company(company), next(free)))
+    for company in sorted(current.apart.keys() - current.to_be_apart):
+        found.append(Move(company, current.apart[company], target[partition_of(company)]))
+    return found

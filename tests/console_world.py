@@ -97,7 +97,7 @@ class World:
         app = FastAPI()
         me: Any = self
         services = Services(memory=me.Memory(me), conflicts=me.Conflicts(me), records=me.Records(me),
-                            effects=me.Effects(me), admin=me.Admin())  # fmt: skip
+                            effects=me.Effects(me), admin=me.Admin(), scale=None)  # fmt: skip
         app.include_router(console_router(services, LimitSettings(), clock=lambda: NOW))
         return app
 

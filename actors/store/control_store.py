@@ -1,4 +1,4 @@
-"""The control store: who may act, what is classified, which precedence holds, and where partitions live.
+"""The control store: who may act, what is classified, and which precedence holds.
 
 Few rows, written by few, read with every request: every method is one transaction, and nothing is cached, so that a
 revoked key is refused by the next request of any process. What is changed here is in the control decision log.
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -28,7 +28,6 @@ from muniment.actors.store.control_tables import (
     control_decisions,
     control_heads,
     memory_policies,
-    partition_map,
     precedence_policies,
 )
 from muniment.actors.store.decision_log import Decision, DecisionLog, microseconds
@@ -37,15 +36,12 @@ from muniment.actors.store.keys import OPERATOR_ID, key_hash, key_id_of, new_key
 from muniment.policies.access import Grant, Role
 from muniment.policies.errors import NotFound, StateConflict, StoreUnavailable
 from muniment.policies.model import SourceKind
-from muniment.policies.partitioning import assign
 
 MAX_KEYS = 10_000
 MAX_TOOLS = 10_000
 #: Versions of a classification or policy that are kept; the decision log keeps the digest of each for ever.
 KEPT_VERSIONS = 1_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-MemberRole = Literal["shard", "ledger"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +81,7 @@ class KeyRecord:
 
 
 class ControlStore:
-    """Companies, keys, classifications, policies, partitions and calibrations in one database."""
+    """Companies, keys, classifications, policies and calibrations in one database."""
 
     def __init__(self, url: str, clock: Clock = system_clock) -> None:
         self.engine = open_engine(url)
@@ -329,27 +325,6 @@ class ControlStore:
         with self._reading() as connection:
             return {row.model: Calibration(**row.body) for row in connection.execute(query)}
 
-    # Partitions
-
-    def partitions(self, role: MemberRole) -> tuple[int, ...] | None:
-        """The member of each partition, or None before the first ``assign_partitions``."""
-        with self._reading() as connection:
-            return _partitions(connection, role)
-
-    def assign_partitions(self, role: MemberRole, members: int) -> tuple[int, ...]:
-        """Spreads the partitions over so many members, moving as few as balance allows, and returns the map."""
-        with self._writing() as connection:
-            before = _partitions(connection, role)
-            after = assign(members, before)
-            if after != before:
-                connection.execute(partition_map.delete().where(partition_map.c.role == role))
-                rows = [{"role": role, "partition": i, "member": member} for i, member in enumerate(after)]
-                connection.execute(partition_map.insert(), rows)
-                self._record(
-                    connection, "", "partitions", "assigned", "key:operator", {"role": role, "members": members}
-                )
-            return after
-
     # Decisions
 
     def decisions(
@@ -366,6 +341,11 @@ class ControlStore:
         """Walks the hash chains: the number of entries and the first that does not fit, or None."""
         with self._reading() as connection:
             return _log().verify(connection, company)
+
+    def record(self, kind: str, outcome: str, actor: str, inputs: Mapping[str, Any]) -> None:
+        """Puts something that an operator did into the operator's own stream."""
+        with self._writing() as connection:
+            self._record(connection, "", kind, outcome, actor, inputs)
 
     def _record(
         self,
@@ -498,8 +478,3 @@ def _newest(connection: sa.Connection, table: sa.Table, identity: Mapping[str, s
 
 def _versioned(row: Any) -> Versioned:
     return Versioned(version=row.version, body=row.body, at=_moment(row.at), actor=row.actor)
-
-
-def _partitions(connection: sa.Connection, role: MemberRole) -> tuple[int, ...] | None:
-    query = sa.select(partition_map.c.member).where(partition_map.c.role == role).order_by(partition_map.c.partition)
-    return tuple(connection.execute(query).scalars()) or None

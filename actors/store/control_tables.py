@@ -1,4 +1,4 @@
-"""Tables of the control store: companies, keys, classifications, policies, the partition map, calibrations."""
+"""Tables of the control store: companies, keys, classifications, policies, calibrations."""
 
 from __future__ import annotations
 
@@ -54,14 +54,6 @@ def _policies(name: str) -> sa.Table:
 
 precedence_policies = _policies("precedence_policies")
 memory_policies = _policies("memory_policies")
-partition_map = sa.Table(
-    "partition_map",
-    metadata,
-    #: "shard" or "ledger".
-    sa.Column("role", sa.String(16), primary_key=True),
-    sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("member", sa.Integer, nullable=False),
-)
 #: What was found to suit a company's facts under an embedding model; see ``control_store.Calibration``.
 calibrations = sa.Table(
     "calibrations",
@@ -83,7 +75,6 @@ TABLES = Schema(
         classifications,
         precedence_policies,
         memory_policies,
-        partition_map,
         calibrations,
         control_decisions,
         control_heads,

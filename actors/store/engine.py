@@ -14,16 +14,28 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from muniment.policies.errors import ConfigurationError, Fenced, StoreUnavailable
+from muniment.policies.errors import ConfigurationError, StoreUnavailable
 
 metadata = sa.MetaData()
 
-#: One row per role ("shard-0", "ledger-2"): the epoch of the instance that may write.
+#: One row per role ("shard-0", "ledger-2"): the epoch of the instance that may write, and how often something came to
+#: it or went from it.
 epochs = sa.Table(
     "epochs",
     metadata,
     sa.Column("role", sa.String(64), primary_key=True),
     sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("moves", sa.Integer, nullable=False),
+)
+#: One row per kind of Ray actor: how many there are to be, how many are used, and for shards and ledgers who has what.
+roles = sa.Table(
+    "roles",
+    metadata,
+    sa.Column("kind", sa.String(16), primary_key=True),
+    sa.Column("wanted", sa.Integer, nullable=False),
+    sa.Column("used", sa.Integer, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("map", sa.JSON, nullable=False),
 )
 #: Any number, the same for all: who creates or upgrades tables holds this PostgreSQL lock.
 _SCHEMA_LOCK = 4_711_230_561
@@ -195,37 +207,9 @@ def create_schema(engine: sa.Engine, schema: Schema, upgrade: bool = False) -> N
             unbound(connection)
         found = schema.found_in(connection)
         if found is None:
-            metadata.create_all(connection, tables=[epochs, schema.version_table, *schema.tables])
+            metadata.create_all(connection, tables=[epochs, roles, schema.version_table, *schema.tables])
             connection.execute(schema.version_table.insert().values(version_num=schema.revision))
         elif found != schema.revision:
             from muniment.actors.store.migrations import migrate  # Alembic, which few starts need
 
             migrate(connection, schema, found, upgrade)
-
-
-class Fence:
-    """The right to write as ``role``: the newest instance holds it, and an older one is refused in its transaction."""
-
-    def __init__(self, engine: sa.Engine, role: str) -> None:
-        self.role = role
-        take = sa.text(
-            "INSERT INTO epochs (role, epoch) VALUES (:role, 1)"
-            " ON CONFLICT (role) DO UPDATE SET epoch = epochs.epoch + 1 RETURNING epoch"
-        )
-        with writing(engine).begin() as connection:
-            self.epoch: int = connection.execute(take, {"role": role}).scalar_one()
-        self._look = sa.select(epochs.c.epoch).where(epochs.c.role == role)
-        # Whoever takes over waits for the transactions that have passed the check.
-        self._check = self._look.with_for_update(read=True)
-
-    def check(self, connection: sa.Connection) -> None:
-        """Raises ``Fenced`` where a newer instance took over; until the transaction ends, none can."""
-        self._compare(connection.execute(self._check).scalar())
-
-    def look(self, connection: sa.Connection) -> None:
-        """The same in a transaction that only reads, and without holding anybody up."""
-        self._compare(connection.execute(self._look).scalar())
-
-    def _compare(self, newest: int | None) -> None:
-        if newest != self.epoch:
-            raise Fenced(f"{self.role}: epoch {self.epoch} was replaced by {newest}", role=self.role)

@@ -38,3 +38,25 @@ class Reach:
         except TimeoutError:
             self._again_at = self._clock() + PAUSE_SECONDS
             raise StoreUnavailable("the store does not answer", retry_after_seconds=1) from None
+
+
+class SharedReach:
+    """Asks a store one thing for many: an answer serves all who asked before the question left. Belongs to one loop."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._reach = Reach()
+        self._under_way: asyncio.Task[Any] | None = None
+        self._next: asyncio.Task[Any] | None = None
+
+    async def ask(self) -> Any:
+        """What the function answers, when it is asked after this call. Raises as ``Reach.ask``, and what it raises."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._after(self._under_way))
+        return await asyncio.shield(self._next)
+
+    async def _after(self, under_way: asyncio.Task[Any] | None) -> Any:
+        if under_way is not None:
+            await asyncio.wait([under_way])
+        self._under_way, self._next = self._next, None
+        return await self._reach.ask(self._function)

@@ -1,6 +1,6 @@
 """Requests and answers of the public contract (API.md), shared by the HTTP API and the Python client."""
 
-from muniment.cluster.schemas.admin import CompanyRequest, KeyRequest, KeysQuery
+from muniment.cluster.schemas.admin import CompanyRequest, KeyRequest, KeysQuery, PlaceRequest, ScaleRequest
 from muniment.cluster.schemas.answers import fact_out, source_out
 from muniment.cluster.schemas.base import Page, Request, Write, parse, parse_query
 from muniment.cluster.schemas.effects import (
@@ -57,6 +57,7 @@ __all__ = [
     "MemoriesQuery",
     "MemoryPolicyRequest",
     "Page",
+    "PlaceRequest",
     "PrecedenceRequest",
     "Profile",
     "ProposeRequest",
@@ -68,6 +69,7 @@ __all__ = [
     "ReservationRequest",
     "ResolutionRequest",
     "Ruling",
+    "ScaleRequest",
     "SimulateRequest",
     "SourceIn",
     "TrailQuery",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from muniment.cluster.schemas.base import Items, Listed, Moment, Name, Page, Request, problem
 from muniment.policies.access import Role, checked_user
@@ -58,3 +58,19 @@ class KeyRequest(Request):
 
 class KeysQuery(Page):
     """A list of the keys of a company, oldest first."""
+
+
+class ScaleRequest(Request):
+    """How many there are to be; what is absent stays as it is."""
+
+    shards: Annotated[int, Field(ge=1, le=256)] | None = None
+    ledgers: Annotated[int, Field(ge=1, le=256)] | None = None
+    routers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = None
+
+
+class PlaceRequest(Request):
+    """Where a company is kept. ``pinned``: it is never unloaded. What is absent stays as it is."""
+
+    pinned: bool | None = None
+    own_shard: bool | None = None

@@ -57,7 +57,7 @@ def operator_key(data_dir: Path) -> str:
         raise Unavailable(f"cannot read {path}: {error.strerror}") from None
 
 
-def operator_client(data_dir: Path | None, company: str) -> Client:
-    """A client that acts for ``company`` with the operator's key of the running service."""
+def operator_client(data_dir: Path | None, company: str | None = None) -> Client:
+    """A client with the operator's key of the running service, which acts for ``company`` where one is named."""
     where = load(data_dir=data_dir).data_dir
     return Client(found(where).url, key=operator_key(where), company=company, timeout_seconds=20.0)

@@ -210,8 +210,8 @@ def fill(url: str, count: int) -> None:
     """Stores ``count`` confirmed permanent keys, spread as hashes are but in order, which a store takes in fast."""
     engine = open_engine(url)
     event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))
-    DedupeLedger(engine, "filling").close()
-    store = effect_store.EffectStore(engine.dialect, "filling")
+    DedupeLedger(engine, "ledger-0").close()
+    store = effect_store.EffectStore(engine.dialect, "ledger-0")
     prefix = company_prefix("bench")
     now = time.time_ns() // 1000
     width = KEY_BYTES - len(prefix)
@@ -264,7 +264,7 @@ def many_keys(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     for number, count in enumerate(args.keys):
         url = sqlite_url(folder / f"keys-{count}.db")
         name = f"{LEDGER}-keys-{number}"
-        create_ledger(url, number, namespace=NAMESPACE, name=name)
+        create_ledger(url, 0, namespace=NAMESPACE, name=name)
         started = asyncio.run(_with(Muniment(name), _first_answer))
         ledgers.append((name, count, started))
     for callers in (1, 64):

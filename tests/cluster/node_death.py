@@ -19,9 +19,10 @@ from ray.cluster_utils import Cluster
 
 from muniment.actors.ledger_ops import Confirm, Propose, Token
 from muniment.actors.store.control_store import ControlStore
+from muniment.actors.store.engine import open_engine
 from muniment.cluster.actor_classes import create_actors, shard_of
-from muniment.cluster.ledger_handle import LedgerHandle, Ledgers
-from muniment.cluster.naming import actor_names
+from muniment.cluster.ledger_handle import Ledgers
+from muniment.cluster.roster import Roster
 from muniment.cluster.services import prepare_stores
 from muniment.cluster.settings import Settings
 from muniment.policies.fingerprint import effect_key, parse_key_paths
@@ -64,15 +65,14 @@ def proposal(number: int, run: str) -> Propose:
 
 
 async def act(settings: Settings, run: str) -> list[Any]:
-    names = actor_names("ledger", settings.effects.ledgers)
-    ledgers = Ledgers([LedgerHandle(name, settings.ray.namespace, deadline_seconds=120) for name in names])
+    roster = Roster(open_engine(settings.store_url("effects")), ("ledger",))
+    ledgers = Ledgers(roster, settings.ray.namespace, deadline_seconds=120)
     found = []
     for number in range(8):
         op = proposal(number, run)
-        ledger = ledgers.of_key(op.key)
-        answer = await ledger.propose(op, 0)
+        answer = await ledgers.propose(op, 0)
         if answer.token is not None:
-            await ledger.settle(Confirm("c", *Token.parse(answer.token), "key:1"))
+            await ledgers.settle(Confirm("c", *Token.parse(answer.token), "key:1"))
         found.append([answer.verdict, answer.origin_run])
     await ledgers.close()
     return found

@@ -15,9 +15,13 @@ import pytest
 import ray
 
 from muniment.actors.ledger_ops import Confirm, Propose, Proposed, Release, Settled, Token
-from muniment.actors.store.engine import sqlite_url
+from muniment.actors.store.effect_store import TABLES
+from muniment.actors.store.engine import create_schema, open_engine, sqlite_url, writing
+from muniment.actors.store.tenure import begin
 from muniment.cluster.ledger_actor import create_ledger
 from muniment.cluster.ledger_handle import LedgerHandle, Ledgers
+from muniment.cluster.naming import actor_name
+from muniment.cluster.roster import Roster
 from muniment.cluster.settings import Settings
 from muniment.policies.errors import DeadlineExceeded, StaleReservation, Unavailable
 from muniment.policies.fingerprint import effect_key, key_partition, parse_key_paths
@@ -38,7 +42,7 @@ async def propose(handle: LedgerHandle, what: str, run: str, wait: float = 0, **
     return await handle.propose(proposal(what, run, **changes), wait)
 
 
-async def confirm(handle: LedgerHandle, proposed: Proposed) -> Settled:
+async def confirm(handle: LedgerHandle | Ledgers, proposed: Proposed) -> Settled:
     assert proposed.token is not None
     return await handle.settle(Confirm("acme", *Token.parse(proposed.token), "key:1"))
 
@@ -283,28 +287,30 @@ def test_a_refusal_reaches_only_its_caller(ledger: Ledger) -> None:
 
 
 def test_several_ledgers_share_the_keys(ray_cluster: Settings, tmp_path: Path) -> None:
-    namespace = ray_cluster.ray.namespace
-    names = [f"test-ledger-{next(_names)}" for _ in range(3)]
+    namespace = f"{ray_cluster.ray.namespace}-several"
     url = sqlite_url(tmp_path / "effects.db")
-    actors = [create_ledger(url, n, namespace=namespace, name=name) for n, name in enumerate(names)]
+    engine = open_engine(url)
+    create_schema(engine, TABLES)
+    with writing(engine).begin() as connection:
+        begin(connection, "ledger", 3)
+    actors = [create_ledger(url, n, namespace=namespace, name=actor_name("ledger", n)) for n in range(3)]
 
     async def main() -> None:
-        ledgers = Ledgers([LedgerHandle(name, namespace) for name in names])
+        ledgers = Ledgers(Roster(engine, ("ledger",)), namespace)
 
         async def contend(i: int) -> int:
             asked = [proposal(f"x{i}", f"r{c}") for c in range(10)]
-            handle = ledgers.of_key(asked[0].key)
-            answers = await asyncio.gather(*(handle.propose(op, 0) for op in asked))
+            answers = await asyncio.gather(*(ledgers.propose(op, 0) for op in asked))
             assert Counter(a.verdict for a in answers) == {"allow": 1, "pending": 9}
-            await confirm(handle, next(a for a in answers if a.verdict == "allow"))
-            later = await handle.propose(proposal(f"x{i}", "later"), 0)
+            await confirm(ledgers, next(a for a in answers if a.verdict == "allow"))
+            later = await ledgers.propose(proposal(f"x{i}", "later"), 0)
             assert later.verdict == "duplicate"
-            return ledgers.handles.index(handle)
+            return ledgers.number_of(asked[0])
 
         used = await asyncio.gather(*(contend(i) for i in range(60)))
         assert set(used) == {0, 1, 2}
         assert (await ledgers.erase("acme"))["effects"] == 60
-        assert (await ledgers.of_key(proposal("x0", "r").key).propose(proposal("x0", "r"), 0)).verdict == "allow"
+        assert (await ledgers.propose(proposal("x0", "r"), 0)).verdict == "allow"
         await ledgers.close()
 
     try:

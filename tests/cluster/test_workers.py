@@ -57,7 +57,7 @@ def test_kill_9_of_a_worker_costs_a_try_elsewhere(pool_settings: Settings) -> No
         pool = worker_pool(pool_settings)
         texts = [f"line {n} of the log" for n in range(40)]
         expected = [await pool.embed([text], Priority.QUERY) for text in texts]
-        pids = [await handle.call("pid") for handle in pool._handles]
+        pids = [await handle.call("pid") for handle in pool._handles()]
         assert len(set(pids)) == 2
 
         async def ask(n: int) -> bytes:
@@ -75,7 +75,7 @@ def test_kill_9_of_a_worker_costs_a_try_elsewhere(pool_settings: Settings) -> No
             np.testing.assert_allclose(np.frombuffer(answer, np.float32), np.frombuffer(alone, np.float32), atol=1e-4)
         vectors = np.frombuffer(await bulk, np.float32).reshape(len(texts) * 20, -1)
         np.testing.assert_allclose(vectors[: len(texts)], vectors[-len(texts) :], atol=1e-4)
-        reborn = await pool._handles[0].call("pid")
+        reborn = await pool._handles()[0].call("pid")
         assert reborn not in pids
 
     asyncio.run(scenario())

@@ -43,6 +43,8 @@ REQUESTS: dict[str, Any] = {
     "forget": {**EFFECT, "reason": "y"},
     "import_effects": {"effects": [EFFECT]},
     "create_company": {"company": "acme"},
+    "place": {"pinned": True},
+    "scale": {"shards": 3},
     "create_key": {"roles": ["agent"]},
 }
 
@@ -72,10 +74,12 @@ class World:
     def __init__(self, folder: Any, **limits: int) -> None:
         self.store = ControlStore(sqlite_url(folder / "control.db"))
         self.operator = new_key(OPERATOR_ID)
-        self.memory, self.conflicts, self.records, self.effects = self.recording = [Recording() for _ in range(4)]
+        self.recording = [Recording() for _ in range(5)]
+        self.memory, self.conflicts, self.records, self.effects, self.scale = self.recording
         self.admin = AdminService(self.store)
         settings = Settings(data_dir=folder, limits=LimitSettings(**limits))
-        self.app = create_app(Services(self.memory, self.conflicts, self.records, self.effects, self.admin), settings)
+        services = Services(self.memory, self.conflicts, self.records, self.effects, self.admin, self.scale)
+        self.app = create_app(services, settings)
         self.begin()
 
     def begin(self) -> None:

@@ -14,9 +14,8 @@ from muniment.actors.store.control_store import Calibration, ControlStore
 from muniment.actors.store.engine import sqlite_url
 from muniment.actors.store.keys import OPERATOR_ID, ensure_operator_key, key_hash, key_id_of, new_key
 from muniment.policies.access import Role
-from muniment.policies.errors import ConfigurationError, InvalidInput, NotFound, StateConflict, StoreUnavailable
+from muniment.policies.errors import ConfigurationError, NotFound, StateConflict, StoreUnavailable
 from muniment.policies.model import SourceKind
-from muniment.policies.partitioning import PARTITIONS, moves
 
 AGENT = frozenset({Role.AGENT})
 
@@ -210,20 +209,6 @@ def test_written_things_have_versions(store):
     assert store.classification("globex", "mail") is None
     with pytest.raises(NotFound):
         store.put_precedence("initech", {}, "ana")
-
-
-def test_the_partition_map_is_stored_and_moves_little(store, url):
-    assert store.partitions("shard") is None
-    one = store.assign_partitions("shard", 1)
-    assert one == (0,) * PARTITIONS
-    two = store.assign_partitions("shard", 2)
-    assert len(moves(one, two)) == PARTITIONS // 2
-    assert ControlStore(url).partitions("shard") == two
-    assert store.partitions("ledger") is None
-    with pytest.raises(InvalidInput):
-        store.assign_partitions("shard", 0)
-    assert store.partitions("shard") == two
-    assert len(store.decisions("")) == 2
 
 
 def test_memory_policies_have_versions_of_their_own(store):

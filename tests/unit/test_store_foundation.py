@@ -16,8 +16,9 @@ from muniment.actors.clock import ForwardClock
 from muniment.actors.ids import new_id
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.decision_log import Decision, DecisionLog, microseconds
-from muniment.actors.store.engine import Fence, create_schema, open_engine
+from muniment.actors.store.engine import create_schema, open_engine
 from muniment.actors.store.group_commit import GroupCommitter
+from muniment.actors.store.tenure import Fence
 from muniment.actors.wire import fact_from_dict, fact_to_dict, pack, unpack
 from muniment.policies.errors import (
     CorruptData,

@@ -36,7 +36,8 @@ async def remember(answer: Any) -> Any:
             raise answer
         return answer
 
-    services = Services(memory=SimpleNamespace(remember=body), conflicts=None, records=None, effects=None, admin=None)
+    memory = SimpleNamespace(remember=body)
+    services = Services(memory=memory, conflicts=None, records=None, effects=None, admin=None, scale=None)
     principal = Principal(company="acme", key_id="k", roles=frozenset({Role.AGENT}), actor="key:k")
     return await dispatch(services, principal, BY_VERB["remember"], [], TOLD)
 
@@ -62,7 +63,7 @@ def test_an_error_of_ours_marks_the_span_with_its_code(exported: InMemorySpanExp
 def test_a_call_to_another_process_hangs_below_its_caller(exported: InMemorySpanExporter) -> None:
     with telemetry.span("recall"):
         carried = telemetry.carrier()
-    with telemetry.span("shard.recall", carried):
+    with telemetry.span("shard.recall", [carried]):
         pass
     caller, called = exported.get_finished_spans()
     assert called.parent is not None

@@ -43,7 +43,7 @@ def lengths(data: bytes) -> list[float]:
 
 
 def pool(*workers: Worker) -> WorkerPool:
-    return WorkerPool(workers)  # type: ignore[arg-type]
+    return WorkerPool(lambda: workers)  # type: ignore[arg-type]
 
 
 def test_a_lone_query_leaves_at_once_and_those_that_come_meanwhile_travel_together() -> None:

@@ -82,13 +82,6 @@ def upgrade() -> None:
         sa.Column("hash", sa.LargeBinary(length=32), nullable=False),
         sa.PrimaryKeyConstraint("stream"),
     )
-    op.create_table(
-        "partition_map",
-        sa.Column("role", _text(16), nullable=False),
-        sa.Column("partition", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("member", sa.Integer(), nullable=False),
-        sa.PrimaryKeyConstraint("role", "partition"),
-    )
     for policies in ("memory_policies", "precedence_policies"):
         op.create_table(
             policies,
