@@ -38,7 +38,7 @@ from muniment.policies.errors import ModelUnavailable, Overloaded
 SLICE_SECONDS: Final = 0.05
 """What one run of a model should take at most; a single item may take longer."""
 MAX_WAIT_SECONDS: Final = 5.0
-"""Work that would wait longer is refused: whoever asked would have given up, and the work would be for nothing."""
+"""Work that would wait longer, or has, is refused: who asked would have given up, and it would be for nothing."""
 
 
 class Priority(IntEnum):
@@ -66,6 +66,7 @@ class _Job:
     kind: str = field(compare=False)
     items: list[Any] = field(compare=False)
     future: asyncio.Future[list[Any]] = field(compare=False)
+    queued_at: float = field(compare=False)
     taken: int = field(default=0, compare=False)
     rows: list[Any] = field(default_factory=list, compare=False)
 
@@ -158,7 +159,7 @@ class ModelWorker:
             return []
         self._admit(len(items), priority)
         loop = asyncio.get_running_loop()
-        job = _Job(priority, next(self._numbers), kind, items, loop.create_future())
+        job = _Job(priority, next(self._numbers), kind, items, loop.create_future(), self._clock())
         heapq.heappush(self._jobs, job)
         self._queued[priority] += len(items)
         if self._pump is None or self._pump.done():
@@ -171,12 +172,16 @@ class ModelWorker:
         slowest = max(pace.seconds or 0.0 for pace in self._paces.values())
         wait = ahead * slowest
         if ahead and (ahead + items > self._max_queued or wait > MAX_WAIT_SECONDS):
-            self._observe(REFUSED, 1, queue=f"model_{Priority(priority).name.lower()}")
-            raise Overloaded("the model worker's queue is full", retry_after_seconds=min(60, max(1, math.ceil(wait))))
+            raise self._full(priority, wait)
+
+    def _full(self, priority: int, wait: float) -> Overloaded:
+        self._observe(REFUSED, 1, queue=f"model_{Priority(priority).name.lower()}")
+        return Overloaded("the model worker's queue is full", retry_after_seconds=min(60, max(1, math.ceil(wait))))
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while self._jobs:
+            self._refuse_starved()
             batch = self._next_batch()
             if not batch:
                 continue
@@ -227,6 +232,17 @@ class ModelWorker:
             if not room:
                 break
         return batch
+
+    def _refuse_starved(self) -> None:
+        """What comes first leaves no turn to what comes last, for as long as there is too much of it."""
+        last = self._clock() - MAX_WAIT_SECONDS
+        starved = [job for job in self._jobs if job.queued_at < last and not job.taken]
+        for job in starved:
+            self._queued[job.priority] -= job.left
+            self._fail(job, self._full(job.priority, MAX_WAIT_SECONDS))
+        if starved:
+            self._jobs = [job for job in self._jobs if job.queued_at >= last or job.taken]
+            heapq.heapify(self._jobs)
 
     def _leave(self, job: _Job) -> None:
         heapq.heappop(self._jobs)

@@ -38,6 +38,20 @@ class CountingModel:
         return [float(len(text)) for _, text in pairs]
 
 
+class TimedModel(CountingModel):
+    """Takes so many seconds an item, by its own clock."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.now = 0.0
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        found = super().embed(texts)
+        self.now += self.seconds * len(texts)
+        return found
+
+
 def rows(data: bytes) -> list[float]:
     return np.frombuffer(data, np.float32).reshape(-1, 2)[:, 0].tolist()
 
@@ -109,10 +123,8 @@ def test_a_full_queue_is_refused_and_a_failure_reaches_all_its_callers() -> None
 
 def test_a_run_takes_what_fits_into_a_slice_of_time() -> None:
     async def scenario() -> None:
-        model = CountingModel()
-        ticks = iter(range(1_000))
-        # A run of the first lone text takes a tick of 10 ms: five texts a slice.
-        worker = ModelWorker(model, None, clock=lambda: next(ticks) * 0.01)
+        model = TimedModel(0.01)  # five texts a slice
+        worker = ModelWorker(model, None, clock=lambda: model.now)
         assert rows(await worker.embed(["first"])) == [5.0]
         first = await held(model, worker)
         bulk = asyncio.create_task(worker.embed([f"{n:02}" for n in range(7)], Priority.INGEST))
@@ -127,9 +139,8 @@ def test_a_run_takes_what_fits_into_a_slice_of_time() -> None:
 
 def test_what_would_wait_too_long_is_refused_and_told_when_to_come_back() -> None:
     async def scenario() -> None:
-        model = CountingModel()
-        ticks = iter(range(1_000))
-        worker = ModelWorker(model, model, clock=lambda: next(ticks) * 2.0)
+        model = TimedModel(2.0)
+        worker = ModelWorker(model, model, clock=lambda: model.now)
         await worker.embed(["two seconds"])
         first = await held(model, worker)
         bulk = asyncio.create_task(worker.embed(["bulk"] * 9, Priority.INGEST))
@@ -137,6 +148,7 @@ def test_what_would_wait_too_long_is_refused_and_told_when_to_come_back() -> Non
         with pytest.raises(Overloaded) as refused:
             await worker.embed(["more bulk"], Priority.INGEST)
         assert refused.value.fields["retry_after_seconds"] == 18
+        model.seconds = 0.1
         query = asyncio.create_task(worker.embed(["bulk takes no place from queries"]))
         await asyncio.sleep(0)
         model.gate.set()
@@ -145,11 +157,35 @@ def test_what_would_wait_too_long_is_refused_and_told_when_to_come_back() -> Non
     asyncio.run(scenario())
 
 
-def test_it_says_how_much_work_waits_and_how_long_it_worked() -> None:
+def test_what_others_leave_no_turn_is_refused_and_nothing_is_left_of_it() -> None:
     async def scenario() -> None:
         model = CountingModel()
-        ticks = iter(range(1_000))
-        worker = ModelWorker(model, model, clock=lambda: next(ticks) * 0.01)
+        now = 0.0
+        worker = ModelWorker(model, model, max_batch=1, clock=lambda: now)
+        first = await held(model, worker)
+        bulk = asyncio.create_task(worker.embed(["bulk", "bulk"], Priority.INGEST))
+        await asyncio.sleep(0)
+        now = 4.0
+        queries = [asyncio.create_task(worker.embed([f"query {n}"])) for n in range(3)]
+        young = asyncio.create_task(worker.embed(["young"], Priority.INGEST))
+        await asyncio.sleep(0)
+        now = 6.0
+        model.gate.set()
+        with pytest.raises(Overloaded) as refused:
+            await bulk
+        assert refused.value.fields["retry_after_seconds"] >= 1
+        await asyncio.gather(first, *queries, young)
+        assert [batch[0] for batch in model.batches] == ["first", "query 0", "query 1", "query 2", "young"]
+        assert (await worker.load())["waiting_seconds"] == 0
+        assert sum(worker._queued.values()) == 0
+
+    asyncio.run(scenario())
+
+
+def test_it_says_how_much_work_waits_and_how_long_it_worked() -> None:
+    async def scenario() -> None:
+        model = TimedModel(0.01)
+        worker = ModelWorker(model, model, clock=lambda: model.now)
         assert await worker.load() == {"waiting_seconds": 0.0, "busy_seconds": 0.0}
         await worker.embed(["ten milliseconds"])
         first = await held(model, worker)
