@@ -19,6 +19,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -163,15 +164,15 @@ class LexicalIndex:
             floor = max(floor, np.partition(sample, len(sample) - k)[len(sample) - k])
         found = np.flatnonzero(totals >= floor)
         scores = totals[found]
-        id_at = self._positions.id_at
         equals: list[tuple[str, float]] = []
         if len(found) > k:
             cut = float(np.partition(scores, len(scores) - k)[len(scores) - k])
             missing = k - int(np.count_nonzero(scores > cut))
-            equals = [(id, cut) for id in heapq.nsmallest(missing, map(id_at, found[scores == cut].tolist()))]
+            at_cut = self._positions.ids_at(found[scores == cut].tolist())
+            equals = [(id, cut) for id in heapq.nsmallest(missing, at_cut)]
             found, scores = found[scores > cut], scores[scores > cut]
-        hits = list(zip(map(id_at, found.tolist()), scores.tolist(), strict=True))
-        hits.sort(key=lambda hit: (-hit[1], hit[0]))
+        hits = sorted(zip(self._positions.ids_at(found.tolist()), scores.tolist(), strict=True))
+        hits.sort(key=itemgetter(1), reverse=True)  # stable: equals stay in the order of their ids
         return hits + equals
 
     def _shrink(self, shrink: Shrink) -> None:
