@@ -64,7 +64,7 @@ def read(path: Path) -> list[Conversation]:
 
 
 def _conversation(row: dict[str, Any]) -> Conversation:
-    turns = {turn["dia_id"]: BenchFact(_told(turn)) for turn in row["turns"]}
+    turns = {turn["dia_id"]: BenchFact(told(turn)) for turn in row["turns"]}
     questions = [
         Question(
             qa["question"], CATEGORIES.get(qa["category"], str(qa["category"])), frozenset(qa["evidence"]) & set(turns)
@@ -74,7 +74,7 @@ def _conversation(row: dict[str, Any]) -> Conversation:
     return Conversation(turns, [question for question in questions if question.evidence])
 
 
-def _told(turn: dict[str, Any]) -> str:
+def told(turn: dict[str, Any]) -> str:
     caption = f" [{turn['caption']}]" if turn.get("caption") else ""
     time = f"({turn['session_time']}) " if turn.get("session_time") else ""
     return f"{time}{turn['speaker']}: {turn['text']}{caption}"

@@ -11,7 +11,8 @@ from tests.bench.all import BENCHMARKS, command
 
 OUT = Path("folder")
 #: What a benchmark is made of, and programs that measure nothing.
-PARTS = {"all", "memory", "options", "report", "rivals", "service", "train_reranker"}
+TRAINING = {"train_reranker", "reranker_material", "reranker_scores", "reranker_words"}
+PARTS = {"all", "memory", "options", "report", "rivals", "service"} | TRAINING
 
 
 def test_every_benchmark_is_in_the_list() -> None:
