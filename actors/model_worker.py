@@ -106,6 +106,7 @@ class ModelWorker:
         runtime: str = "torch",
         max_batch: int = 64,
         max_queued_items: int = 20_000,
+        max_wait_seconds: float = MAX_WAIT_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
         observe: Observe = unobserved,
     ) -> None:
@@ -115,6 +116,7 @@ class ModelWorker:
         self._runtime = runtime
         self._max_batch = max_batch
         self._max_queued = max_queued_items
+        self._max_wait = max_wait_seconds
         self._jobs: list[_Job] = []
         self._queued: Counter[int] = Counter()
         self._paces = {"embed": _Pace(), "rerank": _Pace()}
@@ -171,7 +173,7 @@ class ModelWorker:
         ahead = sum(count for other, count in self._queued.items() if other <= priority)
         slowest = max(pace.seconds or 0.0 for pace in self._paces.values())
         wait = ahead * slowest
-        if ahead and (ahead + items > self._max_queued or wait > MAX_WAIT_SECONDS):
+        if ahead and (ahead + items > self._max_queued or wait > self._max_wait):
             raise self._full(priority, wait)
 
     def _full(self, priority: int, wait: float) -> Overloaded:
@@ -235,11 +237,11 @@ class ModelWorker:
 
     def _refuse_starved(self) -> None:
         """What comes first leaves no turn to what comes last, for as long as there is too much of it."""
-        last = self._clock() - MAX_WAIT_SECONDS
+        last = self._clock() - self._max_wait
         starved = [job for job in self._jobs if job.queued_at < last and not job.taken]
         for job in starved:
             self._queued[job.priority] -= job.left
-            self._fail(job, self._full(job.priority, MAX_WAIT_SECONDS))
+            self._fail(job, self._full(job.priority, self._max_wait))
         if starved:
             self._jobs = [job for job in self._jobs if job.queued_at >= last or job.taken]
             heapq.heapify(self._jobs)

@@ -18,7 +18,7 @@ from muniment.actors.embedding import (
 )
 from muniment.actors.memory_shard import MemoryShard
 from muniment.actors.metrics import Observe, unobserved
-from muniment.actors.model_worker import ModelWorker
+from muniment.actors.model_worker import MAX_WAIT_SECONDS, ModelWorker
 from muniment.actors.router import Router
 from muniment.actors.store.engine import available, open_engine, writing
 from muniment.actors.store.levels import Read, conflict_levels
@@ -135,11 +135,11 @@ class RouterActor(_Actor[Router]):
 class WorkerActor(_Actor[ModelWorker]):
     """A ``ModelWorker`` with the models that the settings name; without a reranker where it cannot be loaded."""
 
-    verbs = frozenset({"embed", "rerank", "describe"})
+    verbs = frozenset({"embed", "rerank", "describe", "load"})
     part = "worker"
 
     def open(self, observe: Observe) -> ModelWorker:
-        return open_worker(self._settings.workers, observe)
+        return open_worker(self._settings.workers, observe, self._settings.limits.wait_seconds)
 
     def levels(self, body: ModelWorker) -> list[Read]:
         return [body.levels]
@@ -148,7 +148,9 @@ class WorkerActor(_Actor[ModelWorker]):
 _CLASSES: dict[Kind, type] = {"shard": ShardActor, "router": RouterActor, "worker": WorkerActor}
 
 
-def open_worker(workers: WorkerSettings, observe: Observe = unobserved) -> ModelWorker:
+def open_worker(
+    workers: WorkerSettings, observe: Observe = unobserved, wait_seconds: float = MAX_WAIT_SECONDS
+) -> ModelWorker:
     """The body of a model worker with the models that the settings name; takes seconds, a first export some more.
 
     Without a reranker where it cannot be loaded, which the log says, and every answer. Raises ``ModelUnavailable``.
@@ -171,7 +173,13 @@ def open_worker(workers: WorkerSettings, observe: Observe = unobserved) -> Model
         log.exception("the reranker %r cannot be loaded; answers are marked degraded", workers.reranker)
     batch = GPU_BATCH if runtime.startswith("torch cuda") else CPU_BATCH
     return ModelWorker(
-        embedder, reranker, reranker_name=workers.reranker, runtime=runtime, max_batch=batch, observe=observe
+        embedder,
+        reranker,
+        reranker_name=workers.reranker,
+        runtime=runtime,
+        max_batch=batch,
+        max_wait_seconds=wait_seconds,
+        observe=observe,
     )
 
 

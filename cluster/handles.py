@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from muniment.actors.model_worker import Priority
+from muniment.actors.model_worker import MAX_WAIT_SECONDS, Priority
 from muniment.actors.wire import pack, unpack
 from muniment.cluster import telemetry
 from muniment.cluster.coalescer import Coalescer
@@ -185,7 +185,18 @@ class WorkerPool(Pool):
         if len(texts) == 1 and priority == Priority.QUERY:
             return await next(self._queries).submit(pack([texts[0], telemetry.carrier()]))
         parts = [texts[start : start + _PART] for start in range(0, len(texts), _PART)]
-        return b"".join(await asyncio.gather(*(self._embed_part(part, priority) for part in parts)))
+        # The first waits for its turn no longer than is bearable; the rest of what has begun waits until it comes.
+        waits = itertools.chain([MAX_WAIT_SECONDS], itertools.repeat(None))
+        tasks = [
+            asyncio.ensure_future(self._embed_part(part, priority, wait))
+            for part, wait in zip(parts, waits, strict=False)
+        ]
+        try:
+            return b"".join(await asyncio.gather(*tasks))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            raise
 
     async def rerank(self, query: str, texts: Sequence[str]) -> list[float]:
         """See ``ModelWorker.rerank``."""
@@ -197,9 +208,17 @@ class WorkerPool(Pool):
         answer: dict[str, Any] = await self._call("describe", {})
         return answer
 
-    async def _embed_part(self, texts: Sequence[str], priority: int) -> bytes:
-        async with self._room:
+    async def _embed_part(self, texts: Sequence[str], priority: int, wait_seconds: float | None) -> bytes:
+        room = self._room
+        try:
+            async with asyncio.timeout(wait_seconds):
+                await room.acquire()
+        except TimeoutError:
+            raise Overloaded("too much waits for the model workers", retry_after_seconds=2) from None
+        try:
             vectors: bytes = await self._call("embed", {"texts": list(texts), "priority": priority})
+        finally:
+            room.release()
         return vectors
 
     async def _embed_queries(self, items: list[bytes]) -> list[bytes | Exception]:

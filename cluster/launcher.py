@@ -67,6 +67,8 @@ def environment(settings: Settings) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(_token(settings.data_dir)),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray gives way to whatever else runs on the machine (niceness 15), which who waits for an answer would feel.
+        "RAY_worker_niceness": "0",
         # A worker that reserves no GPU may still be told to use one.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # More threads than cores, or threads that spin, cost a text 476 ms instead of 13.

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Final, Protocol
 
 from muniment.policies.errors import MunimentError
+from muniment.policies.partitioning import Kind
 from muniment.policies.pool_size import Look, PoolPolicy, pool_size
 
 log = logging.getLogger(__name__)
@@ -20,13 +21,13 @@ LOOK_SECONDS: Final = 1.0
 
 
 class Sizes(Protocol):
-    """How many workers there are to be, and are used. Both may block."""
+    """Whoever makes and ends the workers (``Scaler``). Both block."""
 
-    def read(self) -> tuple[int, int]:
-        """Wanted and used."""
+    def worker_sizes(self) -> tuple[int, int]:
+        """How many there are to be, and are used."""
         ...
 
-    def want(self, count: int) -> None:
+    def want(self, wanted: dict[Kind, int]) -> None:
         """So many from now on."""
         ...
 
@@ -57,11 +58,13 @@ class PoolKeeper:
                 await self.look()
             except MunimentError as error:
                 log.warning("the pool of model workers is left as it is: %s", error.detail)
+            except Exception:
+                log.exception("looking at the model workers failed in a way nobody foresaw")
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
         """Looks once, and asks for another size where it is time."""
-        wanted, used = await asyncio.to_thread(self._sizes.read)
+        wanted, used = await asyncio.to_thread(self._sizes.worker_sizes)
         if wanted != used or wanted != self._size:
             # What was seen before says nothing of the size that it has now, or is about to have.
             self._size = wanted
@@ -74,7 +77,7 @@ class PoolKeeper:
         size = pool_size(self._policy, used, self._looks)
         if size != used:
             log.info("model workers: %d in place of %d", size, used)
-            await asyncio.to_thread(self._sizes.want, size)
+            await asyncio.to_thread(self._sizes.want, {"worker": size})
 
     async def _seen(self, used: int) -> Look:
         answers = await asyncio.gather(*(self._load(number) for number in range(used)), return_exceptions=True)

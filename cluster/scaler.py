@@ -23,10 +23,12 @@ from muniment.cluster.actor_classes import create_actor
 from muniment.cluster.handles import ActorHandle
 from muniment.cluster.ledger_handle import LedgerHandle
 from muniment.cluster.naming import actor_name
+from muniment.cluster.pool_keeper import LOOK_SECONDS, PoolKeeper
 from muniment.cluster.roster import FRESH_SECONDS
 from muniment.cluster.settings import Settings
 from muniment.policies.errors import MunimentError, Unavailable
 from muniment.policies.partitioning import FIRST_APART, Divided, Kind, Move, PartitionMap, Unit, pending_moves
+from muniment.policies.pool_size import PoolPolicy
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Scaler:
         self._engines: dict[Kind, sa.Engine] = {kind: effects if kind == "ledger" else memory for kind in KINDS}
         self._wake = threading.Event()
         self._background: set[asyncio.Task[Any]] = set()
+        self._workers: dict[int, ActorHandle] = {}
         #: Why it does not get on, or None.
         self.problem: str | None = None
         #: Told of each move, and of the seconds that its transaction took.
@@ -72,6 +75,12 @@ class Scaler:
         for kind, members in wanted.items():
             self._write(kind, lambda connection, k=kind, n=members: tenure.want(connection, k, n))  # type: ignore[misc]
         self._wake.set()
+
+    def worker_sizes(self) -> tuple[int, int]:
+        """How many model workers there are to be, and are used. Raises ``StoreUnavailable``."""
+        with available():
+            role = self._role("worker")
+        return role.wanted, role.used
 
     def place(self, company: str, pinned: bool | None, apart: bool | None) -> PartitionMap:
         """See ``tenure.place_company``; has it done."""
@@ -119,6 +128,10 @@ class Scaler:
         threading.Thread(target=lambda: asyncio.run(self._run()), name="scaler", daemon=True).start()
 
     async def _run(self) -> None:
+        workers = self._settings.workers
+        if workers.max_count is not None:
+            policy = PoolPolicy(least=workers.count, most=workers.max_count)
+            self._beside(PoolKeeper(policy, self, self._load_of).run())
         while True:
             try:
                 await self.converge()
@@ -131,6 +144,12 @@ class Scaler:
                 self.problem = f"{type(error).__name__}; see the log"
             if await asyncio.to_thread(self._wake.wait, _LOOK_SECONDS):
                 self._wake.clear()
+
+    async def _load_of(self, number: int) -> dict[str, float]:
+        name = actor_name("worker", number)
+        handle = self._workers.setdefault(number, ActorHandle(name, self._settings.ray.namespace))
+        load: dict[str, float] = await handle.call("load", deadline_seconds=LOOK_SECONDS)
+        return load
 
     async def converge(self) -> None:
         """Does all that is to be done. Raises ``Unavailable`` where it cannot go on; what was done stays done."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -145,6 +145,9 @@ class WorkerSettings(Group):
     """Model workers: the embedding model and the reranker."""
 
     count: int = Field(1, ge=1, le=1024, description="Model workers.")
+    max_count: int | None = Field(
+        None, ge=1, le=1024, description="Grow the pool up to so many while work waits, and back to count; none: never."
+    )
     device: str = Field("auto", description='"auto" (a GPU where there is one), "cpu", "cuda", "cuda:1".')
     gpus_per_worker: float = Field(0, ge=0, description="Ray GPUs each worker reserves; below 1, workers share one.")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of each worker.")
@@ -158,6 +161,12 @@ class WorkerSettings(Group):
         description="Folder of the exported models. Default: muniment/models in the user's cache folder.",
     )
     reranker: str = Field("bundled", min_length=1, description='Reranker: "bundled", a path, a hub name, or "none".')
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.max_count is not None and self.max_count < self.count:
+            raise ValueError("max_count is less than count")
+        return self
 
 
 class LimitSettings(Group):

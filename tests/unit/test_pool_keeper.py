@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from muniment.cluster.pool_keeper import PoolKeeper
 from muniment.policies.errors import Unavailable
+from muniment.policies.partitioning import Kind
 from muniment.policies.pool_size import PoolPolicy
 
 POLICY = PoolPolicy(least=1, most=3, grow_after=timedelta(seconds=3), shrink_after=timedelta(seconds=10))
@@ -25,14 +26,15 @@ class Pool:
         self.dead: set[int] = set()
         self._delay, self._left = delay, 0
 
-    def read(self) -> tuple[int, int]:
+    def worker_sizes(self) -> tuple[int, int]:
         if self.wanted != self.used:
             self._left -= 1
             if self._left <= 0:
                 self.used = self.wanted
         return self.wanted, self.used
 
-    def want(self, count: int) -> None:
+    def want(self, wanted: dict[Kind, int]) -> None:
+        count = wanted["worker"]
         self.asked.append((self.now, count))
         self.wanted, self._left = count, self._delay
 

@@ -96,3 +96,31 @@ def test_when_all_are_full_or_dead_the_caller_is_told(monkeypatch: pytest.Monkey
             await pool(Worker("worker-0", Unreachable("worker-0"))).embed(["abc"], Priority.QUERY)
 
     asyncio.run(scenario())
+
+
+def test_bulk_waits_for_its_turn_so_long_and_what_has_begun_as_long_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handles, "MAX_WAIT_SECONDS", 0.05)
+
+    class Slow(Worker):
+        gate = asyncio.Event()
+
+        async def attempt(self, request: bytes, deadline: float) -> Any:
+            await self.gate.wait()
+            return await super().attempt(request, deadline)
+
+    async def scenario() -> None:
+        worker = Slow("worker-0")
+        one = pool(worker)
+        large = asyncio.create_task(one.embed(["x"] * 640, Priority.INGEST))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded) as refused:
+            await one.embed(["late"] * 200, Priority.INGEST)
+        assert refused.value.fields["retry_after_seconds"] >= 1
+        Slow.gate.set()
+        assert lengths(await large) == [1.0] * 640
+        assert all(text == "x" for call in worker.calls for text in call), "of what was refused nothing is done"
+        assert lengths(await one.embed(["abc"], Priority.INGEST)) == [3.0]
+
+    asyncio.run(scenario())
