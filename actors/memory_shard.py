@@ -7,10 +7,10 @@ are first asked for. Where a commit fails, what memory says may no longer be tru
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -45,20 +45,23 @@ from muniment.actors.store.group_commit import GroupCommitter
 from muniment.actors.store.reach import SharedReach
 from muniment.actors.store.tenure import Fence
 from muniment.actors.tenant import Tenant, Visibility
+from muniment.actors.tenant_loader import Loaded, TenantLoader
 from muniment.actors.tier_index import Kind
 from muniment.actors.webhook import WebhookOptions, WebhookSender
 from muniment.actors.wire import fact_to_dict
-from muniment.policies.errors import Fenced, Overloaded, StoreUnavailable
+from muniment.policies.errors import Fenced, Moved, MunimentError, Overloaded, StoreUnavailable
 from muniment.policies.extraction import Extraction
-from muniment.policies.memory_policy import MemoryPolicy
 from muniment.policies.model import Scope, Slot, Tier
 from muniment.policies.partitioning import Unit, partition_of
 from muniment.policies.retention import RetentionSettings
 from muniment.policies.routing import Decision, GateDecision, Reason, RecallProfile
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 #: Facts that ``verify`` names at the most.
 _WRONG_SHOWN = 100
+#: Companies that are looked at, the largest first, to be loaded after a start.
+_PRELOADED = 10_000
 #: Facts whose features are brought to the store in one write.
 _KEPT_AT_ONCE = 500
 #: What stands for the tier of an answer out of the slots' history.
@@ -82,18 +85,6 @@ class ShardSettings:
     webhooks: WebhookOptions | None = None
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """For what makes many objects that stay: to look for garbage among them meanwhile costs a third of it all."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class MemoryShard:
     """The body of a memory shard actor. Its methods run on one event loop and never block it for long."""
 
@@ -111,6 +102,7 @@ class MemoryShard:
             "erase_company",
             "warm",
             "loaded",
+            "preload",
             "settle",
             "stats",
             "verify",
@@ -145,6 +137,13 @@ class MemoryShard:
         self._tenure = None if engine.dialect.name == "sqlite" else SharedReach(self._look)
         webhooks = self._settings.webhooks
         self._writer = SlotWriter(policies, clock, newest, role if webhooks is not None else "")
+        self._loader = TenantLoader(
+            self._settings.index,
+            {Tier.L1: self._settings.l1_capacity, Tier.L2: self._settings.l2_capacity},
+            self._settings.retention,
+            policies,
+            self._writer.load_notes,
+        )
         self._rulings = SlotRulings(self._writer)
         self._committer = GroupCommitter(engine, self._fence, self._distrust, observe=observe)
         self._sender = (
@@ -331,6 +330,44 @@ class MemoryShard:
         await asyncio.wrap_future(self._committer.submit(body))
         return {"companies": [[name, tenant.spaces[Tier.L1].index.dimension] for name, tenant in found]}
 
+    async def preload(self, companies: Sequence[tuple[str, int]]) -> Record:
+        """Reads companies (with their vectors' dimensions) that are about to come, beside the work: ``{"read": n}``.
+
+        What was read for an earlier move that was not made is forgotten.
+        """
+        self._loader.forget_ahead()
+        for company, dimension in companies:
+            await asyncio.to_thread(self._loader.read_ahead, self._engine, company, dimension)
+        return {"read": len(companies)}
+
+    async def load_largest(self) -> None:
+        """Loads what is this shard's before anybody asks: pinned companies, then the largest, in half of the memory.
+
+        While somebody waits for a load, it waits too.
+        """
+        half = self._settings.loaded_bytes // 2
+        try:
+            for company, dimension in await asyncio.to_thread(self._by_size):
+                while self._loads:
+                    await asyncio.wait(list(self._loads.values()))
+                pinned = company in self._fence.map.pinned
+                if company in self._tenants or not self._fence.has_company(company):
+                    continue
+                if not pinned and self._residency.bytes >= half:
+                    return
+                with suppress(Moved):
+                    self._used(company, await self._loaded(company, dimension))
+        except MunimentError as error:
+            log.warning("companies are loaded when they are asked for: %s", error)
+
+    def _by_size(self) -> list[tuple[str, int]]:
+        with available(), self._engine.connect() as connection:
+            dimension = store.model_dimension(connection)
+            pinned = self._fence.map.pinned
+            largest = store.companies_by_size(connection, _PRELOADED)
+        names = [*sorted(pinned), *(company for company in largest if company not in pinned)]
+        return [] if dimension is None else [(company, dimension) for company in names]
+
     async def settle(self) -> Record:
         """Learns now what came and went: how many companies are loaded after that."""
         await asyncio.wrap_future(self._committer.submit(lambda connection: None))
@@ -349,10 +386,9 @@ class MemoryShard:
         for company in list(self._tenants):
             if partition_of(company) in changed:
                 self._drop(company)
-        self._written_while_loading = {
-            company: written or partition_of(company) in changed
-            for company, written in self._written_while_loading.items()
-        }
+        for company in list(self._written_while_loading):
+            if partition_of(company) in changed:
+                self._written_while_loading[company] = True
 
     async def warm(self, company: str, dimension: int) -> Record:
         """Loads a company before it is asked for: its tiers' sizes."""
@@ -501,20 +537,16 @@ class MemoryShard:
             self._save_usage(connection, company)
             tenant = None
         if tenant is None:
-            tenant = self._load(connection, company, dimension)
+            tenant = self._loader.load(connection, company, dimension)
             self._put(company, tenant)
-        tenant.retention = self._retention(policy)
+        tenant.retention = self._loader.retention(policy)
         return tenant
-
-    def _retention(self, policy: MemoryPolicy) -> RetentionSettings:
-        settings = self._settings.retention
-        return settings if policy.retention is None else settings.model_copy(update={"mode": policy.retention})
 
     def _used(self, company: str, tenant: Tenant) -> None:
         """The company was used; others may have to make room for it."""
         facts = sum(tenant.sizes().values())
         self._residency.used(company, weight(facts, tenant.spaces[Tier.L1].index.dimension))
-        for idle in self._residency.leaving():
+        for idle in self._residency.leaving(self._fence.map.pinned):
             self._residency.gone(idle)
             self._unload(idle)
         self._keep_features(tenant)
@@ -557,38 +589,23 @@ class MemoryShard:
                 self._loads.pop(company, None)
 
     async def _load_beside(self, company: str, dimension: int) -> Tenant:
-        """Reads a company while others are written; if it was written meanwhile, it is read again between writes."""
-        self._written_while_loading[company] = False
+        """Reads a company while others are written; what was written of it meanwhile is added between writes."""
+        ahead = self._loader.take_ahead(company)
+        self._written_while_loading[company] = ahead is not None
 
-        def read() -> Tenant:
+        def read() -> Loaded:
             with self._engine.connect() as connection:
-                return self._load(connection, company, dimension)
+                return self._loader.read(connection, company, dimension)
 
         def publish(connection: sa.Connection) -> Tenant:
             self._fence.require_company(company)
-            stale = self._written_while_loading.pop(company, True)
+            written = self._written_while_loading.pop(company, True)
             if company not in self._tenants or company in self._stale:
-                self._put(company, self._load(connection, company, dimension) if stale else loaded)
+                self._put(company, self._loader.renew(connection, company, loaded) if written else loaded.tenant)
             return self._tenants[company]
 
-        loaded = await asyncio.to_thread(read)
+        loaded = await asyncio.to_thread(read) if ahead is None else ahead
         return await asyncio.wrap_future(self._committer.submit(publish))
-
-    @_uncollected()
-    def _load(self, connection: sa.Connection, company: str, dimension: int | None) -> Tenant:
-        stored = list(store.indexed_facts(connection, company))
-        known = len(stored[0].vector) // 4 if stored else store.model_dimension(connection) or dimension
-        settings, policy = self._settings, self._policies.memory(company)
-        tenant = Tenant(
-            known or 1,
-            settings.index,
-            {Tier.L1: settings.l1_capacity, Tier.L2: settings.l2_capacity},
-            self._retention(policy),
-            policy.extraction,
-        )
-        tenant.fill(stored)
-        tenant.take_notes(self._writer.load_notes(connection, company))
-        return tenant
 
     def _put(self, company: str, tenant: Tenant) -> None:
         self._drop(company)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 #: What a company and each of its facts cost in memory, besides the fact's vector: measured, with the vectors' copies.
@@ -51,14 +51,17 @@ class Residency:
         if before is not None:
             self.bytes -= before.bytes
 
-    def leaving(self) -> list[str]:
-        """Who is to leave now, the least recently used first. Never the last used one, however large it is."""
+    def leaving(self, pinned: Container[str] = ()) -> list[str]:
+        """Who is to leave now, the least recently used first. Never the last used one, however large it is, nor who is
+        pinned."""
         found = []
         over = self.bytes - self._budget
         latest = self._clock() - self._idle if self._idle else float("-inf")
         for company, seen in list(self._seen.items())[:-1]:
             if over <= 0 and seen.at >= latest:
                 break
+            if company in pinned:
+                continue
             found.append(company)
             over -= seen.bytes
         return found

@@ -242,15 +242,28 @@ class Tenant:
 
     def fill(self, stored: Iterable[Stored]) -> None:
         """Takes what the store says is indexed; for a tenant that nobody searches yet."""
+        entering: dict[Tier, list[Resident]] = {tier: [] for tier in Tier}
         for one in stored:
             if one.tier is not None:
                 resident = resident_of(one, one.tier, self.extraction)
                 self.residents[resident.fact.id] = resident
                 self._members[resident.tier][resident.fact.id] = resident
+                entering[resident.tier].append(resident)
                 if not resident.kept:
                     self._unkept.append(resident)
-        for tier in Tier:
-            self.spaces[tier].add(list(self._members[tier].values()))
+        for tier, residents in entering.items():
+            self.spaces[tier].add(residents)
+
+    def refill(self, stored: Iterable[Stored], gone: Iterable[str]) -> None:
+        """Takes what the store says by now of these facts, and that others are indexed no more; for a tenant that
+        nobody searches yet."""
+        newer = list(stored)
+        for id in (*gone, *(one.fact.id for one in newer)):
+            resident = self.residents.pop(id, None)
+            if resident is not None:
+                del self._members[resident.tier][id]
+                self.spaces[resident.tier].remove([id])
+        self.fill(newer)
 
     def plan_add(self, incoming: Sequence[Resident], changes: Changes) -> Placement:
         """Puts facts into L1, moves what must leave to L2, and what must leave L2 out; in the plan only."""

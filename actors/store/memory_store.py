@@ -39,7 +39,8 @@ def moment(us: int | None) -> datetime | None:
 class Stored:
     """A fact as it lies in the store: where it is indexed (None: nowhere) and how often it was returned.
 
-    ``features``: what was found in its text, see ``kept_features``; None where that is not kept.
+    ``features``: what was found in its text, see ``kept_features``; None where that is not kept. ``changes``: how often
+    it was changed, its usage aside.
     """
 
     fact: Fact
@@ -47,6 +48,7 @@ class Stored:
     usage: int
     vector: bytes
     features: bytes | None = None
+    changes: int = 0
 
 
 def _fact(row: Any) -> Fact:
@@ -103,6 +105,7 @@ def update_facts(connection: sa.Connection, facts: Iterable[Fact]) -> None:
         values: dict[str, Any] = {
             name: sa.bindparam(name) for name in rows[0] if name not in ("id", "company", "recorded_at")
         }
+        values["changes"] = t.facts.c.changes + 1
         statement = t.facts.update().where(t.facts.c.id == sa.bindparam("key")).values(values)
         connection.execute(statement, [{"key": row.pop("id"), **row} for row in rows])
 
@@ -110,7 +113,9 @@ def update_facts(connection: sa.Connection, facts: Iterable[Fact]) -> None:
 def set_tiers(connection: sa.Connection, tiers: dict[str, Tier | None]) -> None:
     """Writes where facts are indexed now; None is nowhere."""
     if tiers:
-        statement = t.facts.update().where(t.facts.c.id == sa.bindparam("key")).values(tier=sa.bindparam("tier"))
+        changes = t.facts.c.changes + 1
+        statement = t.facts.update().where(t.facts.c.id == sa.bindparam("key"))
+        statement = statement.values(tier=sa.bindparam("tier"), changes=changes)
         connection.execute(statement, [{"key": key, "tier": tier} for key, tier in tiers.items()])
 
 
@@ -207,16 +212,31 @@ def list_facts(
     return [_fact(row) for row in connection.execute(query)]
 
 
-def indexed_facts(connection: sa.Connection, company: str) -> Iterator[Stored]:
-    """What the indexes of a company hold, in the order of recording."""
+def indexed_facts(connection: sa.Connection, company: str, ids: Sequence[str] | None = None) -> Iterator[Stored]:
+    """What the indexes of a company hold (of it these facts), in the order of recording."""
     query = (
         sa.select(t.facts, t.vectors.c.vector, t.vectors.c.features)
         .join(t.vectors, t.vectors.c.fact_id == t.facts.c.id)
         .where(t.facts.c.company == company, t.facts.c.tier.is_not(None))
         .order_by(t.facts.c.id)
     )
-    for row in connection.execute(query, execution_options={"yield_per": 1000}):
-        yield Stored(_fact(row), Tier(row.tier), row.usage, bytes(row.vector), _bytes(row.features))
+    for part in [None] if ids is None else _lists(ids):
+        some = query if part is None else query.where(t.facts.c.id.in_(part))
+        for row in connection.execute(some, execution_options={"yield_per": 1000}):
+            yield Stored(_fact(row), Tier(row.tier), row.usage, bytes(row.vector), _bytes(row.features), row.changes)
+
+
+def indexed_changes(connection: sa.Connection, company: str) -> dict[str, int]:
+    """How often each fact that the indexes of a company hold was changed."""
+    query = sa.select(t.facts.c.id, t.facts.c.changes).where(t.facts.c.company == company, t.facts.c.tier.is_not(None))
+    return {row.id: row.changes for row in connection.execute(query)}
+
+
+def companies_by_size(connection: sa.Connection, limit: int) -> list[str]:
+    """The companies whose indexes hold most, the largest first."""
+    size = sa.func.count()
+    indexed = sa.select(t.facts.c.company).where(t.facts.c.tier.is_not(None)).group_by(t.facts.c.company)
+    return list(connection.execute(indexed.order_by(size.desc(), t.facts.c.company).limit(limit)).scalars())
 
 
 def crowded_slots(connection: sa.Connection, company: str) -> list[Slot]:

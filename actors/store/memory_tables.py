@@ -21,6 +21,8 @@ facts = sa.Table(
     sa.Column("status", sa.String(16), nullable=False),
     sa.Column("tier", sa.String(2)),
     sa.Column("usage", sa.Integer, nullable=False, default=0),
+    #: Counts what was changed, usage aside, so that who read it before knows.
+    sa.Column("changes", sa.Integer, nullable=False, default=0),
     sa.Column("user", sa.Text),
     sa.Column("recorded_at", sa.BigInteger, nullable=False),
     sa.Column("expires_at", sa.BigInteger),

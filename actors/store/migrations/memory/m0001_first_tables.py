@@ -88,6 +88,7 @@ def upgrade() -> None:
         sa.Column("status", _text(16), nullable=False),
         sa.Column("tier", _text(2), nullable=True),
         sa.Column("usage", sa.Integer(), nullable=False),
+        sa.Column("changes", sa.Integer(), nullable=False),
         sa.Column("user", _text(), nullable=True),
         sa.Column("recorded_at", sa.BigInteger(), nullable=False),
         sa.Column("expires_at", sa.BigInteger(), nullable=True),
