@@ -1,12 +1,14 @@
 """Coalescing: concurrent operations of one process to one Ray actor travel in one call.
 
-A call costs about the same whether it carries one operation or a hundred, so one batch is in flight and everything that
-arrives meanwhile goes into the next. There is no timer: a lone operation leaves at once.
+A call costs about the same whether it carries one operation or a hundred, so few batches are under way, and everything
+that arrives meanwhile goes into the next. There is no timer: a lone operation leaves at once. With two under way, the
+Ray actor works on one while the answers to the other are read here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -14,10 +16,12 @@ from typing import Any, Generic, TypeVar
 from muniment.policies.errors import Overloaded
 
 R = TypeVar("R")
+#: Fewer items than this are not split over two batches.
+_WORTH_A_CALL = 16
 
 
 class Coalescer(Generic[R]):
-    """Sends packed items in batches of at most ``max_items`` and about ``max_bytes``, one batch at a time.
+    """Sends packed items in batches of at most ``max_items`` and about ``max_bytes``, ``max_under_way`` at a time.
 
     ``send`` gets the items of a batch and answers one result each, in order; a result that is an exception is raised to
     the caller of its item, and what ``send`` raises to all callers of the batch. A larger item than ``max_bytes`` goes
@@ -31,6 +35,7 @@ class Coalescer(Generic[R]):
         max_items: int = 256,
         max_bytes: int = 90_000,
         max_waiting: int = 20_000,
+        max_under_way: int = 1,
         on_orphan: Callable[[bytes, R], None] | None = None,
     ) -> None:
         self._send = send
@@ -38,8 +43,9 @@ class Coalescer(Generic[R]):
         self._max_bytes = max_bytes
         self._max_waiting = max_waiting
         self._on_orphan = on_orphan
+        self._max_under_way = max_under_way
         self._waiting: deque[tuple[bytes, asyncio.Future[R]]] = deque()
-        self._in_flight: asyncio.Task[None] | None = None
+        self._under_way: set[asyncio.Task[None]] = set()
         self._scheduled = False
 
     async def submit(self, item: bytes) -> R:
@@ -49,31 +55,32 @@ class Coalescer(Generic[R]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
         self._waiting.append((item, future))
-        if self._in_flight is None and not self._scheduled:
+        if len(self._under_way) < self._max_under_way and not self._scheduled:
             # The callers that run in this same turn of the loop join the batch.
             self._scheduled = True
             loop.call_soon(self._start)
         return await future
 
     def _start(self) -> None:
+        """Sends what waits, as far as there is room for batches."""
         self._scheduled = False
-        if self._in_flight is None:
-            self._in_flight = asyncio.get_running_loop().create_task(self._drain())
+        while self._waiting and (room := self._max_under_way - len(self._under_way)) > 0:
+            items, futures = self._take(max(_WORTH_A_CALL, math.ceil(len(self._waiting) / room)))
+            if items:
+                batch = asyncio.get_running_loop().create_task(self._exchange(items, futures))
+                self._under_way.add(batch)
+                batch.add_done_callback(self._ended)
 
-    async def _drain(self) -> None:
-        try:
-            while self._waiting:
-                items, futures = self._take()
-                if items:
-                    await self._exchange(items, futures)
-        finally:
-            self._in_flight = None
+    def _ended(self, batch: asyncio.Task[None]) -> None:
+        self._under_way.discard(batch)
+        self._start()
 
-    def _take(self) -> tuple[list[bytes], list[asyncio.Future[R]]]:
+    def _take(self, limit: int) -> tuple[list[bytes], list[asyncio.Future[R]]]:
+        limit = min(limit, self._max_items)
         items: list[bytes] = []
         futures: list[asyncio.Future[R]] = []
         size = 0
-        while self._waiting and len(items) < self._max_items:
+        while self._waiting and len(items) < limit:
             item, future = self._waiting[0]
             if items and size + len(item) > self._max_bytes:
                 break

@@ -73,7 +73,7 @@ class LedgerHandle:
         self._client = uuid.uuid4().hex
         self._actor: Any = None
         self._epoch = 0
-        self._coalescer: Coalescer[Any] = Coalescer(self._exchange, on_orphan=self._give_back)
+        self._coalescer: Coalescer[Any] = Coalescer(self._exchange, max_under_way=2, on_orphan=self._give_back)
         self._places = KeyPlaces()
         self._poller: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()

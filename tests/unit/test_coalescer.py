@@ -110,3 +110,20 @@ def test_a_full_queue_refuses() -> None:
         await asyncio.gather(*tasks)
 
     asyncio.run(main())
+
+
+def test_many_items_are_shared_by_the_batches_that_may_be_under_way_and_few_are_not() -> None:
+    async def main() -> None:
+        line = Line(max_under_way=2)
+        many = [asyncio.ensure_future(line.coalescer.submit(b"%d" % number)) for number in range(50)]
+        await line.started(2)
+        later = [asyncio.ensure_future(line.coalescer.submit(b"later"))]
+        await asyncio.sleep(0)
+        assert [len(batch) for batch in line.batches] == [25, 25]
+        line.gate.set()
+        await asyncio.gather(*many, *later)
+        few = [line.coalescer.submit(b"few") for _ in range(16)]
+        await asyncio.gather(*few)
+        assert [len(batch) for batch in line.batches] == [25, 25, 1, 16]
+
+    asyncio.run(main())
