@@ -109,12 +109,19 @@ class ShardActor(_Actor[MemoryShard]):
 
     verbs = MemoryShard.VERBS
     part = "shard"
+    _preloading: asyncio.Task[None] | None = None
 
     def open(self, observe: Observe) -> MemoryShard:
         from muniment.cluster.services import open_shard
 
         shard: MemoryShard = open_shard(self._settings, self._number, observe)
         return shard
+
+    async def _body(self) -> MemoryShard:
+        body = await super()._body()
+        if self._preloading is None and self._settings.memory.preload:
+            self._preloading = asyncio.create_task(body.load_largest())
+        return body
 
     def levels(self, body: MemoryShard) -> list[Read]:
         # What the store holds is the same for all shards: one tells of it.

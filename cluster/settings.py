@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -82,7 +82,9 @@ class RaySettings(Group):
 class MemorySettings(Group):
     """Memory shards and the two tiers of each company."""
 
-    shards: int = Field(1, ge=1, le=256, description="Memory shards; SQLite allows one.")
+    shards: int = Field(
+        1, ge=1, le=256, description="Memory shards at the first start, then muniment scale; SQLite allows one."
+    )
     l1_capacity: int = Field(500, ge=1, description="Facts a company keeps in L1, working memory.")
     l2_capacity: int = Field(5000, ge=1, description="Facts a company keeps in L2, the archive, essentials aside.")
     index: Literal["auto", "flat", "hnsw"] = Field(
@@ -90,6 +92,9 @@ class MemorySettings(Group):
     )
     loaded_bytes: int = Field(
         2 * 1024**3, ge=1024**2, description="About how much memory the companies that a shard has loaded may take."
+    )
+    preload: bool = Field(
+        True, description="Load pinned companies, then the largest, in half of loaded_bytes after a start."
     )
     idle_seconds: float = Field(
         3600, ge=0, description="How long a company that nobody asks for stays loaded; 0: until memory is needed."
@@ -132,19 +137,21 @@ class RecallSettings(Group):
 class EffectSettings(Group):
     """Dedupe ledgers."""
 
-    ledgers: int = Field(1, ge=1, le=256, description="Dedupe ledgers; SQLite allows one.")
+    ledgers: int = Field(
+        1, ge=1, le=256, description="Dedupe ledgers at the first start, then muniment scale; SQLite allows one."
+    )
 
 
 class RouterSettings(Group):
     """Routers."""
 
-    count: int = Field(1, ge=1, le=1024, description="Routers; they hold no state.")
+    count: int = Field(1, ge=1, le=1024, description="Routers at the first start, then muniment scale.")
 
 
 class WorkerSettings(Group):
     """Model workers: the embedding model and the reranker."""
 
-    count: int = Field(1, ge=1, le=1024, description="Model workers.")
+    count: int = Field(1, ge=1, le=1024, description="Model workers at the first start, then muniment scale.")
     max_count: int | None = Field(
         None, ge=1, le=1024, description="Grow the pool up to so many while work waits, and back to count; none: never."
     )
