@@ -111,10 +111,10 @@ class DedupeLedger:
         return gone
 
     def _moved(self, connection: sa.Connection, changed: frozenset[int]) -> None:
-        """Partitions came or went. What came was decided about at times before which this ledger never acts; who
-        waits for a key of them is to try again, and is sent on where it went."""
-        latest = _EPOCH + timedelta(microseconds=self.store.read_clock(connection))
-        self._clock = self._make_clock(max(self._clock(), latest))
+        """Partitions came or went. What came was decided about at times, and under tokens, after which this ledger
+        goes on; who waits for a key of them is to try again, and is sent on where it went."""
+        self._latest = max(self._latest, self.store.read_clock(connection))
+        self._clock = self._make_clock(max(self._clock(), _EPOCH + timedelta(microseconds=self._latest)))
         self.watch.free_those(lambda key: key_partition(key) in changed)
 
     @contextmanager
