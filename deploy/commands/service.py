@@ -17,7 +17,9 @@ import typer
 from rich.table import Column, Table
 
 from muniment.cluster import launcher, processes
+from muniment.cluster.metrics import document as metric_document
 from muniment.cluster.settings import Settings, document, effective, load
+from muniment.deploy import reference
 from muniment.deploy.commands.common import (
     AsJson,
     DataDir,
@@ -32,6 +34,7 @@ from muniment.deploy.commands.common import (
 from muniment.policies.errors import Unavailable
 
 READY_SECONDS = 300.0
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the reference page, as Markdown.")]
 _POLL_SECONDS = 0.2
 
 
@@ -157,8 +160,11 @@ def status(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def settings(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+def settings(data_dir: DataDir = None, as_json: AsJson = False, markdown: Markdown = False) -> None:
     """Show every setting: its value now, and what it is for."""
+    if markdown:
+        print(reference.settings_markdown(), end="")
+        return
     values = effective(load(data_dir=data_dir))
     if as_json:
         print(json.dumps(values))
@@ -171,6 +177,20 @@ def settings(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         table.add_row(entry["key"], str(value), entry["description"])
     console.print(table)
     console.print("Variables: MUNIMENT_ and the name in capitals with __ for each dot, e.g. MUNIMENT_HTTP__PORT.")
+
+
+@app.command()
+def metrics(as_json: AsJson = False, markdown: Markdown = False) -> None:
+    """Show every metric that the service exports: its type, its labels, and what it counts."""
+    if markdown:
+        print(reference.metrics_markdown(), end="")
+    elif as_json:
+        print(json.dumps(list(metric_document())))
+    else:
+        table = Table(Column("metric", no_wrap=True), "type", "labels", "what", box=None, pad_edge=False)
+        for entry in metric_document():
+            table.add_row(entry["name"], entry["type"], entry["labels"], entry["what"])
+        console.print(table)
 
 
 @app.command()
