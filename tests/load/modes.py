@@ -76,8 +76,8 @@ async def overload(world: World, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "capacity_per_s": capacity,
         "parts": [
-            {"part": name, **_sums(part, seconds)}
-            for name, part in zip(("half before", "twice", "half after"), parts, strict=True)
+            {"part": name, **_sums(part, seconds), "memory_mb": phase.watch.most_mb(n * seconds, (n + 1) * seconds)}
+            for n, (name, part) in enumerate(zip(("half before", "twice", "half after"), parts, strict=True))
         ],
         "recovered_after_s": recovery,
         "recovered_within_ms": limit_ms,

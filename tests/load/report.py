@@ -16,7 +16,7 @@ Result = Mapping[str, Any]
 _BLUE, _LIGHT, _RED, _SAND, _GREY = "#2a6f97", "#61a5c2", "#9e2a2b", "#e09f3e", "#8d99ae"
 _KIND_COLUMNS = ("kind", *OUTCOMES, "p50_ms", "p90_ms", "p99_ms", "p99.9_ms", "max_ms")
 _POINT_COLUMNS = ("offered_per_s", "answered_per_s", *OUTCOMES[1:], "p50_ms", "p99_ms", "memory_mb")
-_PART_COLUMNS = ("part", "due", *OUTCOMES, "worst_second_p99_ms")
+_PART_COLUMNS = ("part", "due", *OUTCOMES, "worst_second_p99_ms", "memory_mb")
 
 
 def tables(mode: str, result: Result) -> None:

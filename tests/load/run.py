@@ -8,7 +8,8 @@
 Agents of tenants, few of which are busy (Zipf), recall, remember, propose and confirm effects and rule on conflicts.
 Requests come when they are due, whatever became of those before, and are measured from then. Nothing is sent twice.
 What the service acknowledged is looked for while the load runs, and all of it (of much, a sample) at the end: where
-something is missing the run fails, and also where a request met an error that is neither a refusal nor an outage.
+something is missing the run fails, and also where a request met an error that is not a refusal; while Ray actors are
+killed, 503 is none.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def failure(result: dict[str, Any]) -> str | None:
     if checks["lost_or_wrong"]:
         return f"acknowledged, and not there: {checks['first_wrong']}"
     summaries = [result.get("summary", {}), *result.get("points", ())]
-    errors = [summary["errors"] for summary in summaries if summary.get("error")]
+    failed = ("error",) if result.get("kills") else ("error", "unavailable")
+    errors = [summary["errors"] for summary in summaries if any(summary.get(outcome) for outcome in failed)]
     return f"requests failed: {errors}" if errors else result.get("failed")
 
 

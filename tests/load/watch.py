@@ -80,6 +80,11 @@ class Watch:
             self.kills.append({"second": self.clock() - self.start, "kind": kind})
             return
 
+    def most_mb(self, since: float, until: float) -> float | None:
+        """The most that all processes together took in a part of the run; None where nobody looked."""
+        seconds, megabytes = self.totals(since)
+        return max((mb for at, mb in zip(seconds, megabytes, strict=True) if at < until), default=None)
+
     def totals(self, since: float = 0.0) -> tuple[list[float], list[float]]:
         """Seconds and megabytes of all processes together."""
         taken = [sample for sample in self.samples if sample["second"] >= since]
