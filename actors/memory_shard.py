@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import sqlalchemy as sa
@@ -47,7 +47,6 @@ from muniment.actors.store.tenure import Fence
 from muniment.actors.tenant import Tenant, Visibility
 from muniment.actors.tenant_loader import Loaded, TenantLoader
 from muniment.actors.tier_index import Kind
-from muniment.actors.webhook import WebhookOptions, WebhookSender
 from muniment.actors.wire import fact_to_dict
 from muniment.policies.errors import Fenced, Moved, MunimentError, Overloaded, StoreUnavailable
 from muniment.policies.extraction import Extraction
@@ -55,6 +54,9 @@ from muniment.policies.model import Scope, Slot, Tier
 from muniment.policies.partitioning import Unit, partition_of
 from muniment.policies.retention import RetentionSettings
 from muniment.policies.routing import Decision, GateDecision, Reason, RecallProfile
+
+if TYPE_CHECKING:
+    from muniment.actors.webhook import WebhookOptions, WebhookSender
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -146,9 +148,11 @@ class MemoryShard:
         )
         self._rulings = SlotRulings(self._writer)
         self._committer = GroupCommitter(engine, self._fence, self._distrust, observe=observe)
-        self._sender = (
-            None if webhooks is None else WebhookSender(engine, role, self._committer, webhooks, self._writer.now)
-        )
+        self._sender: WebhookSender | None = None
+        if webhooks is not None:
+            from muniment.actors.webhook import WebhookSender  # and an HTTP client, which few shards need
+
+            self._sender = WebhookSender(engine, role, self._committer, webhooks, self._writer.now)
 
     async def remember(self, company: str, facts: Sequence[Record], vectors: bytes, **arguments: Any) -> Record:
         """Decides and stores facts in one transaction: ``{"results": […]}`` in their order (``SlotWriter.remember``).

@@ -31,6 +31,7 @@ from muniment.cluster.naming import actor_name
 from muniment.cluster.ray_metrics import set_up
 from muniment.cluster.roster import Members, Roster, Shards
 from muniment.cluster.settings import Database, Settings, WorkerSettings
+from muniment.cluster.shard_body import open_shard
 from muniment.policies.errors import ConfigurationError, ModelUnavailable, MunimentError, NotFound, Unavailable
 from muniment.policies.partitioning import Kind
 
@@ -112,8 +113,6 @@ class ShardActor(_Actor[MemoryShard]):
     _preloading: asyncio.Task[None] | None = None
 
     def open(self, observe: Observe) -> MemoryShard:
-        from muniment.cluster.services import open_shard
-
         shard: MemoryShard = open_shard(self._settings, self._number, observe)
         return shard
 

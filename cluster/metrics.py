@@ -8,13 +8,8 @@ from typing import Final
 from muniment.actors.metrics import METRICS as OF_ACTORS
 from muniment.actors.metrics import SECONDS, Kind, Metric
 from muniment.cluster.endpoints import ENDPOINTS
+from muniment.cluster.naming import OTHER, PREFIX
 
-#: What Ray puts before every name.
-PREFIX: Final = "ray_"
-#: The label, beside those in the table, that names who tells: a Ray actor ("shard-0"), or "api" of the HTTP replicas.
-PART: Final = "part"
-#: What stands for a label's value that is none of its set.
-OTHER: Final = "other"
 #: Paths that are no verb of the API; ``/console`` stands for all of the review desk.
 PLAIN_PATHS: Final = ("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json", "/console")
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from muniment.policies.partitioning import Kind
 
+#: What Ray puts before the name of every metric.
+PREFIX: Final = "ray_"
+#: The label, beside those in the table, that names who tells: a Ray actor ("shard-0"), or "api" of the HTTP replicas.
+PART: Final = "part"
+#: What stands for a label's value that is none of its set.
+OTHER: Final = "other"
 #: The name of the Serve application.
 SERVE_APP = "muniment"
 #: What a local service logs, in its data directory.

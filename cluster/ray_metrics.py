@@ -9,18 +9,19 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import ray
 from ray.util import metrics as exporter
 
 from muniment.actors.metrics import Kind, Levels, Metric
 from muniment.cluster import logs, telemetry
-from muniment.cluster.metrics import OTHER, PART, PREFIX
-from muniment.cluster.naming import LOG_FILE
+from muniment.cluster.naming import LOG_FILE, OTHER, PART, PREFIX
 from muniment.cluster.settings import Settings
 from muniment.policies.errors import Unavailable
+
+if TYPE_CHECKING:
+    import httpx
 
 log = logging.getLogger(__name__)
 #: How often gauges are read; Ray's agent goes on showing one for longer than that.
@@ -94,6 +95,8 @@ async def scrape() -> str:
 
     A node that does not answer is left out. Raises ``Unavailable`` where none does.
     """
+    import httpx  # few who tell of themselves also read what all tell
+
     nodes = await asyncio.to_thread(ray.nodes)
     async with httpx.AsyncClient(timeout=_SCRAPE_SECONDS, trust_env=False) as http:
         answers = await asyncio.gather(*(_read(http, node) for node in nodes if node["Alive"]))
@@ -104,6 +107,8 @@ async def scrape() -> str:
 
 
 async def _read(http: httpx.AsyncClient, node: dict[str, Any]) -> str | None:
+    import httpx
+
     host = node["NodeManagerAddress"]
     try:
         answer = await http.get(f"http://{f'[{host}]' if ':' in host else host}:{node['MetricsExportPort']}/metrics")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from muniment.actors.embedding import space_name
-from muniment.actors.memory_shard import MemoryShard, ShardSettings
-from muniment.actors.metrics import Observe, unobserved
 from muniment.actors.store import control_tables, effect_store, memory_store
 from muniment.actors.store import memory_tables as tables
 from muniment.actors.store.control_store import ControlStore
@@ -14,7 +12,6 @@ from muniment.actors.store.control_tables import control_decisions, control_head
 from muniment.actors.store.decision_log import DecisionLog
 from muniment.actors.store.engine import Schema, available, create_schema, open_engine
 from muniment.actors.store.policy_book import PolicyBook
-from muniment.actors.webhook import WebhookOptions
 from muniment.cluster.admin_service import AdminService
 from muniment.cluster.conflict_service import ConflictService
 from muniment.cluster.effect_service import EffectService, StoredClassifications
@@ -100,36 +97,3 @@ def prepare_stores(settings: Settings, upgrade: bool) -> None:
                 create_schema(engine, schema, upgrade)
         finally:
             engine.dispose()
-
-
-def open_shard(settings: Settings, number: int, observe: Observe = unobserved) -> MemoryShard:
-    """The body of a shard, in its own process."""
-    engine = open_engine(settings.store_url("memory"))
-    create_schema(engine, tables.TABLES)
-    memory = settings.memory
-    return MemoryShard(
-        engine,
-        f"shard-{number}",
-        PolicyBook(ControlStore(settings.store_url("control"))),
-        ShardSettings(
-            l1_capacity=memory.l1_capacity,
-            l2_capacity=memory.l2_capacity,
-            index=memory.index,
-            loaded_bytes=memory.loaded_bytes,
-            idle_seconds=memory.idle_seconds,
-            webhooks=webhook_options(settings),
-        ),
-        observe=observe,
-    )
-
-
-def webhook_options(settings: Settings) -> WebhookOptions | None:
-    """How owners are told outside, None where no secret is set."""
-    webhooks = settings.webhooks
-    if webhooks.secret is None:
-        return None
-    return WebhookOptions(
-        secret=webhooks.secret.get_secret_value().encode(),
-        hosts=frozenset(webhooks.hosts),
-        timeout_seconds=webhooks.timeout_seconds,
-    )

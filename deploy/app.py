@@ -25,7 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from muniment.actors.metrics import Observe, unobserved
 from muniment.cluster import schemas, telemetry
 from muniment.cluster.endpoints import BY_VERB, ENDPOINTS, Answer, Endpoint, Services, dispatch
-from muniment.cluster.metrics import HTTP_SECONDS, OTHER, PLAIN_PATHS
+from muniment.cluster.metrics import HTTP_SECONDS, PLAIN_PATHS
+from muniment.cluster.naming import OTHER
 from muniment.cluster.schemas import parse_query
 from muniment.cluster.schemas.base import MAX_DEPTH
 from muniment.cluster.settings import LimitSettings, Settings

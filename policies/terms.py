@@ -46,12 +46,12 @@ _LAST_MARK: Final = 0x1FFFF
 def _ranges(categories: str, last: int) -> str:
     """The characters up to ``last`` whose general category starts with one of ``categories``, as a regex class body."""
     ranges: list[list[int]] = []
-    for point in range(0x80, last + 1):
-        if unicodedata.category(chr(point))[0] in categories:
-            if ranges and ranges[-1][1] == point - 1:
-                ranges[-1][1] = point
-            else:
-                ranges.append([point, point])
+    kinds = map(unicodedata.category, map(chr, range(0x80, last + 1)))
+    for point in (point for point, kind in enumerate(kinds, 0x80) if kind[0] in categories):
+        if ranges and ranges[-1][1] == point - 1:
+            ranges[-1][1] = point
+        else:
+            ranges.append([point, point])
     return "".join(f"\\U{first:08x}-\\U{final:08x}" for first, final in ranges)
 
 
