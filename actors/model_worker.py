@@ -116,7 +116,9 @@ class ModelWorker:
         self._runtime = runtime
         self._max_batch = max_batch
         self._max_queued = max_queued_items
-        self._max_wait = max_wait_seconds
+        # Reranking comes after a wait for an embedding, and an answer can do without it, which it says.
+        self._max_wait: dict[int, float] = dict.fromkeys(Priority, max_wait_seconds)
+        self._max_wait[Priority.RERANK] /= 2
         self._jobs: list[_Job] = []
         self._queued: Counter[int] = Counter()
         self._paces = {"embed": _Pace(), "rerank": _Pace()}
@@ -173,7 +175,7 @@ class ModelWorker:
         ahead = sum(count for other, count in self._queued.items() if other <= priority)
         slowest = max(pace.seconds or 0.0 for pace in self._paces.values())
         wait = ahead * slowest
-        if ahead and (ahead + items > self._max_queued or wait > self._max_wait):
+        if ahead and (ahead + items > self._max_queued or wait > self._max_wait[priority]):
             raise self._full(priority, wait)
 
     def _full(self, priority: int, wait: float) -> Overloaded:
@@ -237,13 +239,14 @@ class ModelWorker:
 
     def _refuse_starved(self) -> None:
         """What comes first leaves no turn to what comes last, for as long as there is too much of it."""
-        last = self._clock() - self._max_wait
-        starved = [job for job in self._jobs if job.queued_at < last and not job.taken]
+        now = self._clock()
+        starved = [job for job in self._jobs if not job.taken and now - job.queued_at > self._max_wait[job.priority]]
         for job in starved:
             self._queued[job.priority] -= job.left
-            self._fail(job, self._full(job.priority, self._max_wait))
+            self._fail(job, self._full(job.priority, now - job.queued_at))
         if starved:
-            self._jobs = [job for job in self._jobs if job.queued_at >= last or job.taken]
+            gone = {job.number for job in starved}
+            self._jobs = [job for job in self._jobs if job.number not in gone]
             heapq.heapify(self._jobs)
 
     def _leave(self, job: _Job) -> None:

@@ -182,6 +182,24 @@ def test_what_others_leave_no_turn_is_refused_and_nothing_is_left_of_it() -> Non
     asyncio.run(scenario())
 
 
+def test_reranking_is_left_out_sooner_than_a_query_is_refused() -> None:
+    async def scenario() -> None:
+        model = CountingModel()
+        now = 0.0
+        worker = ModelWorker(model, model, max_wait_seconds=4.0, clock=lambda: now)
+        first = await held(model, worker)
+        query = asyncio.create_task(worker.embed(["query"]))
+        rerank = asyncio.create_task(worker.rerank("q", ["text"]))
+        await asyncio.sleep(0)
+        now = 3.0
+        model.gate.set()
+        with pytest.raises(Overloaded):
+            await rerank
+        await asyncio.gather(first, query)
+
+    asyncio.run(scenario())
+
+
 def test_it_says_how_much_work_waits_and_how_long_it_worked() -> None:
     async def scenario() -> None:
         model = TimedModel(0.01)
