@@ -220,7 +220,7 @@ def shard_of(settings: Settings) -> Shards:
 
 def make_router(settings: Settings, observe: Observe = unobserved) -> Router:
     """A router over the named actors; also usable in a process that is no actor."""
-    return Router(worker_pool(settings), shard_of(settings), observe=observe)
+    return Router(worker_pool(settings), shard_of(settings), settings.recall.profiles(), observe)
 
 
 def create_actor(settings: Settings, kind: Kind, number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -20,6 +21,7 @@ from muniment.cluster.schemas import DecisionsQuery
 from muniment.policies.access import Extent, Permission, Principal, owns, require, require_company, within_scope
 from muniment.policies.errors import InvalidInput, MunimentError
 from muniment.policies.model import Scope, Slot
+from muniment.policies.routing import default_threshold
 
 Answer = dict[str, Any]
 Log = tuple[sa.Engine, DecisionLog]
@@ -149,15 +151,24 @@ class RecordService:
         return await asyncio.to_thread(walk)
 
     async def stats(self, principal: Principal) -> Answer:
-        """Counts of the company: facts by status and tier, open conflicts by kind."""
+        """Counts of the company: facts by status and tier, open conflicts by kind; and its gate."""
         company = require_company(principal)
 
-        def count() -> Answer:
+        def count() -> tuple[Answer, str | None]:
             with self._memory.connect() as connection:
                 facts = memory_store.counts_of(connection, company)
-                return {"facts": facts, "open_conflicts": conflict_store.open_counts(connection, company)}
+                counts = {"facts": facts, "open_conflicts": conflict_store.open_counts(connection, company)}
+                return counts, memory_store.model_name(connection)
 
-        return await asyncio.to_thread(count)
+        counts, model = await asyncio.to_thread(count)
+        await self._policies.refresh(company)
+        return counts if model is None else {**counts, "gate": self._gate(company, model)}
+
+    def _gate(self, company: str, model: str) -> Answer:
+        """The threshold in use, and what it was found by where the company was calibrated."""
+        found = self._policies.calibration(company, model)
+        gate = {"model": model, "threshold": self._policies.threshold(company, model)}
+        return gate if found is None else {**gate, "calibration": asdict(found)}
 
     async def ready(self) -> Answer:
         """Which needed parts are down, and which optional ones are missing: ``{ready, down, degraded, models}``."""
@@ -174,6 +185,8 @@ class RecordService:
         if any(health.get("failure") for health in ledgers):
             down.append("ledger")
         models = found["embedder"] or {}
+        if models:
+            models["gate_threshold"] = default_threshold(models["embedder"])
         degraded = ["no_reranker"] if models and models.get("reranker") is None else []
         return {"ready": not down, "down": down, "degraded": degraded, "models": models}
 

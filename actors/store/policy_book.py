@@ -63,8 +63,12 @@ class PolicyBook:
 
     def threshold(self, company: str, model: str) -> float:
         """The gate's threshold under an embedding model, as it was when the company was last asked about."""
-        found = self._known(company).calibrations.get(model)
+        found = self.calibration(company, model)
         return default_threshold(model) if found is None else found.threshold
+
+    def calibration(self, company: str, model: str) -> Calibration | None:
+        """What the company's threshold was found by, None where it is the model's own."""
+        return self._known(company).calibrations.get(model)
 
     async def refresh(self, company: str) -> bool:
         """Has ``known``, ``memory`` and ``threshold`` say what is in force now.
