@@ -115,11 +115,12 @@ def record(name: str, carrier: Carrier, started: int, outcome: Any) -> None:
 
 
 def from_outside(headers: Mapping[str, str], asked: str) -> list[Carrier]:
-    """The carriers of an HTTP request with these headers (names in lower case), to which we gave an id."""
-    return [
-        {name: headers[name] for name in propagate.get_global_textmap().fields if name in headers}
-        | {_REQUEST_ID: asked}
-    ]
+    """The carriers of an HTTP request with these headers (names in lower case), to which we gave an id.
+
+    Where the HTTP server has a span of its own for the request, that one is the caller's.
+    """
+    above = span_carrier() or {name: headers[name] for name in propagate.get_global_textmap().fields if name in headers}
+    return [above | {_REQUEST_ID: asked}]
 
 
 def carrier() -> dict[str, str]:

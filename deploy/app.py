@@ -86,6 +86,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         swagger_ui_oauth2_redirect_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # there are spans and metrics of our own
     )
     wait_seconds = settings.limits.wait_seconds
     others = Admission(AdmissionPolicy(wait_seconds=wait_seconds))
