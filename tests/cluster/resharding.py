@@ -135,7 +135,10 @@ class World:
             await asyncio.sleep(0.01)
 
     async def scale(self, members: int, crash_after: int) -> None:
-        """To so many shards and ledgers; the mover dies after some moves, with a shard, and another one goes on."""
+        """To so many shards and ledgers; the mover dies after some moves, with a shard, and another one goes on.
+
+        What the dead shard's callers wait for is not a pause of moving: the second mover begins when it is back.
+        """
         scaler = Scaler(self.settings)
         await asyncio.to_thread(scaler.want, {"shard": members, "ledger": members})
         for attempt in range(2):
@@ -145,7 +148,7 @@ class World:
             def note(kind: str, move: Move, seconds: float) -> None:
                 nonlocal moved
                 moved += 1
-                if kind == "shard":
+                if kind == "shard" and attempt:
                     self.moves.append((move, time.monotonic() - seconds, seconds))
 
             scaler.on_move = note
@@ -158,20 +161,21 @@ class World:
                 ray.kill(
                     ray.get_actor(actor_name("shard", victim), namespace=self.settings.ray.namespace), no_restart=False
                 )
+                await self.shards.members()[actor_name("shard", victim)].stats()
+                await self.at_work(5 * CLIENTS)
             await asyncio.gather(work, return_exceptions=attempt == 0)
         state = await asyncio.to_thread(scaler.state)
         assert state["done"], state
 
     def pauses(self) -> tuple[list[float], list[float]]:
-        """The longest wait for a company of each moved partition while it moved, and of any other company then."""
+        """The longest wait for a company of each partition while it moved, and all waits for other companies then."""
         own, others = [], []
         for move, began, seconds in self.moves:
             during = [w for w in self.waited if w[1] < began + seconds + 0.5 and w[2] > began]
             mine = [ended - start for company, start, ended in during if partition_of(company) == move.unit]
             if mine:
                 own.append(max(mine))
-            rest = [ended - start for company, start, ended in during if partition_of(company) != move.unit]
-            others.append(max(rest, default=0.0))
+            others += [ended - start for company, start, ended in during if partition_of(company) != move.unit]
         return own, others
 
     def settle(self) -> dict[str, Any]:
