@@ -145,10 +145,10 @@ class World:
             scaler = Scaler(self.settings)
             moved = 0
 
-            def note(kind: str, move: Move, seconds: float) -> None:
+            def note(kind: str, move: Move, seconds: float, counts: bool = attempt > 0) -> None:
                 nonlocal moved
                 moved += 1
-                if kind == "shard" and attempt:
+                if kind == "shard" and counts:
                     self.moves.append((move, time.monotonic() - seconds, seconds))
 
             scaler.on_move = note
