@@ -69,7 +69,7 @@ async def overload(world: World, options: argparse.Namespace) -> dict[str, Any]:
     parts = [rows[round(place * seconds) : round((place + 1) * seconds)] for place in range(3)]
     # The medians of the seconds: in a second there are too few requests for anything further out.
     calm = [row["p50_ms"] for row in parts[0] if "p50_ms" in row]
-    limit_ms = max(2 * sorted(calm)[len(calm) // 2], 250.0)
+    limit_ms = max(2 * sorted(calm)[len(calm) // 2] if calm else 0.0, 250.0)
     answered = [row for row in rows if "p50_ms" in row]
     recovery = recovered_after(
         [row["second"] for row in answered], [row["p50_ms"] for row in answered], 2 * seconds, limit_ms
