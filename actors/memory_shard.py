@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -63,7 +64,7 @@ log = logging.getLogger(__name__)
 #: Facts that ``verify`` names at the most.
 _WRONG_SHOWN = 100
 #: Companies that are looked at, the largest first, to be loaded after a start.
-_PRELOADED = 10_000
+_PRELOADED = 100
 #: Facts whose features are brought to the store in one write.
 _KEPT_AT_ONCE = 500
 #: What stands for the tier of an answer out of the slots' history.
@@ -347,7 +348,7 @@ class MemoryShard:
     async def load_largest(self) -> None:
         """Loads what is this shard's before anybody asks: pinned companies, then the largest, in half of the memory.
 
-        While somebody waits for a load, it waits too.
+        While somebody waits for a load, it waits too, and after each it leaves the processor for as long as that took.
         """
         half = self._settings.loaded_bytes // 2
         try:
@@ -359,8 +360,10 @@ class MemoryShard:
                     continue
                 if not pinned and self._residency.bytes >= half:
                     return
+                began = time.monotonic()
                 with suppress(Moved):
                     self._used(company, await self._loaded(company, dimension))
+                await asyncio.sleep(time.monotonic() - began)
         except MunimentError as error:
             log.warning("companies are loaded when they are asked for: %s", error)
 
@@ -387,6 +390,8 @@ class MemoryShard:
         newest = store.newest_time(connection)
         if newest is not None:
             self._writer.not_before(newest)
+        if self._sender is not None:
+            self._sender.wake()
         for company in list(self._tenants):
             if partition_of(company) in changed:
                 self._drop(company)
@@ -583,14 +588,11 @@ class MemoryShard:
             self._committer.submit(body, after)
 
     async def _loaded(self, company: str, dimension: int) -> Tenant:
-        if company not in self._loads:
-            self._loads[company] = asyncio.create_task(self._load_beside(company, dimension))
-        load = self._loads[company]
-        try:
-            return await asyncio.shield(load)
-        finally:
-            if load.done():
-                self._loads.pop(company, None)
+        load = self._loads.get(company)
+        if load is None:
+            load = self._loads[company] = asyncio.create_task(self._load_beside(company, dimension))
+            load.add_done_callback(lambda _: self._loads.pop(company, None))
+        return await asyncio.shield(load)
 
     async def _load_beside(self, company: str, dimension: int) -> Tenant:
         """Reads a company while others are written; what was written of it meanwhile is added between writes."""
