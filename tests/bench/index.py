@@ -24,6 +24,7 @@ from rich.table import Table
 
 from muniment.actors.lexical_index import LexicalIndex
 from muniment.actors.tier_index import TierIndex
+from tests.bench.report import figure, save
 
 SEED = 42
 K = 100
@@ -134,11 +135,27 @@ def table(rows: list[dict[str, Any]]) -> Table:
     return shown
 
 
+def plot(rows: list[dict[str, Any]], folder: Path) -> None:
+    """The median time of a search by members, where all of them are visible."""
+    made, axes = figure(6, 4)
+    for kind, colour in (("flat", "#2a6f97"), ("hnsw", "#e09f3e"), ("lexical", "#8d99ae")):
+        shown = [row for row in rows if row["index"] == kind and row["kept"] == 1.0]
+        axes.plot([row["members"] for row in shown], [row["p50_ms"] for row in shown], "o-", color=colour, label=kind)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("members")
+    axes.set_ylabel("p50, ms (lower is better)")
+    axes.set_title(f"The best {K} of a tier", loc="left")
+    axes.legend(frameon=False)
+    save(made, folder, "index")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="500,5000,10000,20000,50000", help="members, separated by commas")
     parser.add_argument("--dimension", type=int, default=384)
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
+    parser.add_argument("--plots", type=Path, help="write a plot into this folder, as PNG")
     args = parser.parse_args()
     sizes = [int(size) for size in args.sizes.split(",")]
     rows: list[dict[str, Any]] = []
@@ -151,6 +168,8 @@ def main() -> None:
     console.print(table(rows))
     if args.out is not None:
         args.out.write_text(json.dumps({"rows": rows}, indent=1))
+    if args.plots is not None:
+        plot(rows, args.plots)
 
 
 if __name__ == "__main__":
