@@ -25,19 +25,18 @@ from tests.bench.report import stderr
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One benchmark and its options by size. ``plots``: whether it draws; ``needs``: an option of ours it needs."""
+    """One benchmark and its options by size. ``needs``: an option of ours that it needs."""
 
     module: str
     smoke: str
     usual: str
     full: str
-    plots: bool = True
     needs: str | None = None
 
 
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "index": Benchmark(
-        "tests.bench.index", "--sizes 500", "--sizes 500,5000,20000", "--sizes 500,5000,10000,20000,50000", plots=False
+        "tests.bench.index", "--sizes 500", "--sizes 500,5000,20000", "--sizes 500,5000,10000,20000,50000"
     ),
     "slots": Benchmark(
         "tests.bench.slots",
@@ -57,6 +56,12 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         "--facts 100 --queries 12 --callers 1,4 --against inprocess",
         "--queries 100",
         "",
+    ),
+    "recovery": Benchmark(
+        "tests.bench.recovery",
+        "--facts 100 --rounds 1",
+        "--rounds 3",
+        "--rounds 5 --tenants 1000 --facts-per-tenant 1000",
     ),
     "logs": Benchmark("tests.bench.logs", "--queries 10 --modes full", "", "--profile default,fast,paper"),
     "locomo": Benchmark(
@@ -80,8 +85,7 @@ def command(name: str, size: str, out: Path, given: Mapping[str, Path | None]) -
         if data is None or not data.is_file():
             return None
         found += ["--data", str(data)]
-    found += ["--out", str(out / f"{name}.json")]
-    return [*found, "--plots", str(out)] if benchmark.plots else found
+    return [*found, "--out", str(out / f"{name}.json"), "--plots", str(out)]
 
 
 def run(name: str, line: Sequence[str], tables: Path) -> bool:
