@@ -14,7 +14,7 @@ from typing import Any, cast, get_args
 import sqlalchemy as sa
 
 from muniment.actors.store import memory_tables
-from muniment.actors.store.engine import epochs, roles, writing
+from muniment.actors.store.engine import cursor_of, driver_errors, roles, writing
 from muniment.policies.errors import Fenced, Moved, NotFound
 from muniment.policies.partitioning import Divided, Kind, PartitionMap, Unit, assign
 
@@ -175,16 +175,17 @@ class Fence:
             self.map = read_role(connection, self._kind).map
         self.epoch: int = taken.epoch
         self._moves: int = taken.moves
-        self._look = sa.select(epochs.c.epoch, epochs.c.moves).where(epochs.c.role == role)
+        mark, lock = ("?", "") if engine.dialect.name == "sqlite" else ("%s", " FOR SHARE")
+        self._look = f"SELECT epoch, moves FROM epochs WHERE role = {mark}"
         # Whoever takes over, or moves something, waits for the transactions that have passed the check.
-        self._check = self._look.with_for_update(read=True)
+        self._check = self._look + lock
 
     def check(self, connection: sa.Connection) -> None:
         """Raises ``Fenced`` where a newer instance took over; until the transaction ends, none can, and nothing moves.
 
         What came or went since is known from here on.
         """
-        moves = self._compare(connection.execute(self._check).first())
+        moves = self._moves_now(connection, self._check)
         if moves == self._moves:
             return
         before, self.map = self.map, read_role(connection, self._kind).map
@@ -199,7 +200,7 @@ class Fence:
     def look(self, connection: sa.Connection) -> bool:
         """The same in a transaction that only reads, and without holding anybody up: whether what is known of the map
         still holds, which ``check`` brings up to date."""
-        return self._compare(connection.execute(self._look).first()) == self._moves
+        return self._moves_now(connection, self._look) == self._moves
 
     def has_company(self, company: str) -> bool:
         """Whether a company is this member's, as it knows."""
@@ -214,8 +215,10 @@ class Fence:
         """Whether a partition is this member's, as it knows."""
         return self.map.members[partition] == self.number
 
-    def _compare(self, row: Any) -> int:
-        newest = None if row is None else row.epoch
+    def _moves_now(self, connection: sa.Connection, statement: str) -> int:
+        with driver_errors(connection.dialect):
+            row = cursor_of(connection).execute(statement, (self.role,)).fetchone()
+        newest, moves = (None, 0) if row is None else row
         if newest != self.epoch:
             raise Fenced(f"{self.role}: epoch {self.epoch} was replaced by {newest}", role=self.role)
-        return int(row.moves)
+        return int(moves)
