@@ -57,7 +57,8 @@ def unexplained(history: Sequence[Call], start: State, step: Step[State]) -> lis
                 break
             for following in step(state, call.asked, call.answer):
                 reached = (placed | 1 << i, following)
-                if reached not in visited:
+                # A lost call that changes nothing might as well have been lost before it happened.
+                if reached not in visited and (call.ended < inf or following != state):
                     visited.add(reached)
                     waiting.append(reached)
     return [call for i, call in enumerate(calls) if answered >> i & 1 and not furthest >> i & 1]

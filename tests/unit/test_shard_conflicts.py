@@ -20,6 +20,8 @@ from tests.unit.test_memory_shard import ANA, BOT, CRM, MAIL, Bench, at, contact
 HANDBOOK = {"kind": "approved_document", "id": "handbook"}
 NOTE = {"kind": "agent_summary", "id": "note"}
 SLOT = Slot("acme", Scope.SHARED, "", "Aurora", "contact")
+#: A shard belongs to one event loop.
+RUNNER = asyncio.Runner()
 
 
 @pytest.fixture
@@ -30,12 +32,12 @@ def bench(stores: Stores) -> Iterator[Bench]:
 
 
 def tell(bench: Bench, *facts: dict[str, Any], actor: Any = ANA) -> list[Any]:
-    results: list[Any] = asyncio.run(bench.tell(*facts, actor=actor))
+    results: list[Any] = RUNNER.run(bench.tell(*facts, actor=actor))
     return results
 
 
 def values(bench: Bench, **more: Any) -> list[Any]:
-    found = asyncio.run(bench.ask("the contact of Aurora", **more))["results"]
+    found = RUNNER.run(bench.ask("the contact of Aurora", **more))["results"]
     return [r["fact"].get("value") for r in found]
 
 
@@ -48,17 +50,17 @@ def held(bench: Bench, **moments: Any) -> Any:
 
 
 def retire(bench: Bench, id: str, status: str) -> Any:
-    return asyncio.run(bench.shard.retire("acme", id=id, status=status, reason="r", actor=ANA, own_only=False))
+    return RUNNER.run(bench.shard.retire("acme", id=id, status=status, reason="r", actor=ANA, own_only=False))
 
 
 def rule(bench: Bench, conflict_id: str, **ruling: Any) -> Any:
     arguments = {"conflict_id": conflict_id, "actor": ANA, "rules_all": True}
-    return asyncio.run(bench.router.resolve("acme", ruling, None, **arguments))
+    return RUNNER.run(bench.router.resolve("acme", ruling, None, **arguments))
 
 
 def correct(bench: Bench, id: str, value: str) -> Any:
     arguments = {"id": id, "value": value, "reason": "r", "actor": ANA, "own_only": False}
-    return asyncio.run(bench.router.correct("acme", f"it is {value}", **arguments))
+    return RUNNER.run(bench.router.correct("acme", f"it is {value}", **arguments))
 
 
 def test_a_fact_that_was_kept_and_then_adopted_leaves_with_what_adopted_it(bench: Bench) -> None:
@@ -164,7 +166,7 @@ def test_a_conflict_without_its_incumbent_is_shown_beside_the_next_one(bench: Be
     assert (values(bench), held(bench), len(bench.conflicts())) == ([], None, 1)
     (kim,) = tell(bench, contact("Kim"))
     assert kim["outcome"] == "stored"
-    (result,) = asyncio.run(bench.ask("the contact of Aurora"))["results"]
+    (result,) = RUNNER.run(bench.ask("the contact of Aurora"))["results"]
     assert result["dispute"]["conflict_id"] == lee["conflict_id"]
     assert bench.conflicts()[0].subject_id == kim["id"]
 
@@ -189,7 +191,7 @@ def test_a_corrected_value_does_not_come_back_and_what_waits_goes_on_waiting(ben
 def test_one_source_that_repeats_itself_is_one_piece_of_evidence(bench: Bench) -> None:
     for _ in range(4):
         tell(bench, contact("Dana"), contact("Dana", source=MAIL))
-    (result,) = asyncio.run(bench.ask("the contact of Aurora"))["results"]
+    (result,) = RUNNER.run(bench.ask("the contact of Aurora"))["results"]
     assert sorted(source["kind"] for source in result["evidence"]) == ["counterparty", "system_of_record"]
     for _ in range(4):
         (lee,) = tell(bench, contact("Lee"))
@@ -244,7 +246,7 @@ def test_a_clock_that_was_set_back_does_not_reorder_what_is_recorded(bench: Benc
 def test_erasing_a_user_has_what_was_made_of_their_facts_reviewed(bench: Bench) -> None:
     (mine,) = tell(bench, {"text": "ana is on leave", "scope": "personal", "user": "ana"})
     (shared,) = tell(bench, {"text": "somebody is on leave", "source": {**NOTE, "derived_from": [mine["id"]]}})
-    asyncio.run(bench.shard.erase_user("acme", "ana", ANA))
+    RUNNER.run(bench.shard.erase_user("acme", "ana", ANA))
     (row,) = bench.conflicts()
     assert (row.kind, row.subject_id) == ("review", shared["id"])
 
@@ -254,7 +256,7 @@ def test_nothing_of_an_erased_user_stays_in_the_log(bench: Bench) -> None:
     tell(bench, contact("Xenia", **mine))
     (zoe,) = tell(bench, contact("Zoe", **mine))
     rule(bench, zoe["conflict_id"], decision="accept_challenger")
-    asyncio.run(bench.shard.erase_user("acme", "ana", ANA))
+    RUNNER.run(bench.shard.erase_user("acme", "ana", ANA))
     with bench.engine.connect() as connection:
         for table in t.TABLES:
             stored = b"".join(bytes(v) for row in connection.execute(sa.select(table)) for v in row if type(v) is bytes)
