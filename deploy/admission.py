@@ -30,4 +30,4 @@ class Admission:
             yield
         finally:
             self._under_way -= 1
-        self._rate.completed(self._clock())
+        self._rate.completed(self._clock(), self._under_way + 1)
