@@ -51,21 +51,20 @@ def plot_trade(found: Calibrated, path: Path) -> None:
     except ImportError as error:
         raise ConfigurationError("--plot needs matplotlib; install it with: pip install matplotlib") from error
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    spared, costs = figure.subplots(2, sharex=True)
     thresholds = [point.threshold for point in found.points]
-    axes.plot(
-        thresholds, [point.searches_l2 for point in found.points], color="#1f6f8b", label="queries that search L2"
-    )
-    axes.plot(thresholds, [point.recall_lost for point in found.points], color="#c0392b", label="recall@5 lost")
-    axes.axvline(found.chosen.threshold, color="#444444", linewidth=1, linestyle="--")
-    axes.annotate(f" {found.chosen.threshold:.2f}", (found.chosen.threshold, 1.02), color="#444444", va="bottom")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.1)
-    axes.set_xlabel("threshold (cosine similarity)")
-    axes.set_ylabel("share of queries")
-    axes.set_title(
-        f"{found.company}: what the gate's threshold costs and spares under {found.model}", loc="left", fontsize=10
-    )
-    axes.legend(frameon=False, loc="center left")
-    figure.savefig(path, dpi=150)
+    spared.plot(thresholds, [point.searches_l2 for point in found.points], color="#1f6f8b")
+    costs.plot(thresholds, [point.recall_lost for point in found.points], color="#c0392b")
+    for axes in (spared, costs):
+        axes.axvline(found.chosen.threshold, color="#444444", linewidth=1, linestyle="--")
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    spared.annotate(f" {found.chosen.threshold:.2f}", (found.chosen.threshold, 0.02), color="#444444")
+    spared.set_ylabel("queries that search L2")
+    costs.set_ylabel("recall@5 lost")
+    costs.set_xlabel("threshold (cosine similarity)")
+    costs.set_xlim(0, 1)
+    title = f"{found.company}: what the gate's threshold spares and costs under {found.model}"
+    spared.set_title(title, loc="left", fontsize=10, parse_math=False)
+    figure.savefig(path, dpi=150, format="png")

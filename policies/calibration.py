@@ -21,7 +21,7 @@ TOLERANCE: Final = 0.002
 """Recall that may be lost against always searching L2."""
 STEPS: Final = 100
 FEWEST_TELLING: Final = 20
-"""Queries that only L2 answers, below which a calibration says nothing."""
+"""Queries for which the threshold decides, below which a calibration says nothing."""
 _FEWEST_WORDS: Final = 3
 
 
@@ -62,19 +62,19 @@ def perturb(text: str, chance: random.Random) -> str | None:
 def trade(observed: Sequence[Observation], steps: int = STEPS) -> list[TradePoint]:
     """The trade at ``steps`` + 1 thresholds from 0 to 1, lowest first.
 
-    Raises ``InvalidInput`` where fewer than ``FEWEST_TELLING`` of the queries find in both tiers what L1 alone lacks:
-    they tell nothing about what a threshold costs.
+    Raises ``InvalidInput`` where fewer than ``FEWEST_TELLING`` of the queries find in both tiers what L1 alone lacks,
+    though L1 speaks of all that they name: only of these does a threshold decide.
     """
     similarity = np.array([o.top_similarity for o in observed], np.float64)
     covered = np.array([o.covered for o in observed], bool)
     in_l1 = np.array([o.in_l1 for o in observed], bool)
     in_both = np.array([o.in_both for o in observed], bool)
-    telling = int(np.count_nonzero(in_both & ~in_l1))
+    telling = int(np.count_nonzero(covered & in_both & ~in_l1))
     if telling < FEWEST_TELLING:
         raise InvalidInput.at(
             "/queries",
-            f"L2 has what L1 lacks for {telling} of {len(observed)} queries; {FEWEST_TELLING} are needed to tell "
-            "what a threshold costs",
+            f"for {telling} of {len(observed)} queries the threshold decides whether they find anything; "
+            f"{FEWEST_TELLING} are needed to choose one",
         )
     best = float(in_both.mean())
     points = []

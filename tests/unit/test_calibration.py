@@ -68,3 +68,7 @@ def test_too_little_to_tell_is_an_error() -> None:
         trade(found[:-1])
     with pytest.raises(InvalidInput, match="for 0 of 0 queries"):
         trade([])
+    with pytest.raises(
+        InvalidInput, match="for 0 of 100 queries"
+    ):  # what they name is not in L1: L2 is searched anyhow
+        trade(observations([(0.5, False, False, True)] * 100)[: -len(TELLING)])
