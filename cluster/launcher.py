@@ -109,13 +109,7 @@ class Service:
 
     def create_actors(self) -> None:
         """The named Ray actors; they get ready while the application is deployed."""
-        from muniment.cluster.actor_classes import create_actors
-        from muniment.cluster.services import check_model, prepare_stores
-
-        prepare_stores(self.settings, self.settings.store.upgrade_at_start)
-        check_model(self.settings)
-        publish_settings(self.settings)
-        create_actors(self.settings)
+        make_actors(self.settings)
 
     def deploy(self, application: Callable[[Settings], Any], port: int) -> None:
         """The HTTP application; from now on others find the service."""
@@ -303,14 +297,33 @@ def _settings_key(namespace: str) -> bytes:
     return f"muniment:settings:{namespace}".encode()
 
 
-def publish_settings(settings: Settings) -> None:
-    """Leaves the settings in the Ray cluster, for clients inside it. Who can read them there can do anything there."""
+def make_actors(settings: Settings) -> None:
+    """The tables, and the named Ray actors in the Ray cluster of this process; those that are there stay, unless they
+    were made with other settings."""
+    from muniment.cluster.actor_classes import create_actors
+    from muniment.cluster.services import check_model, prepare_stores
+
+    prepare_stores(settings, settings.store.upgrade_at_start)
+    check_model(settings)
+    if publish_settings(settings):
+        _end_actors(settings)
+    create_actors(settings)
+
+
+def publish_settings(settings: Settings) -> bool:
+    """Leaves the settings in the Ray cluster, for clients inside it. Who can read them there can do anything there.
+
+    Returns whether there were others.
+    """
     from ray.experimental import internal_kv
 
     values = settings.model_dump(mode="json")
     if settings.store.url is not None:
         values["store"]["url"] = settings.store.url.get_secret_value()
-    internal_kv._internal_kv_put(_settings_key(settings.ray.namespace), json.dumps(values).encode())
+    key, packed = _settings_key(settings.ray.namespace), json.dumps(values).encode()
+    before = internal_kv._internal_kv_get(key)
+    internal_kv._internal_kv_put(key, packed)
+    return before not in (None, packed)
 
 
 def published_settings(namespace: str) -> Settings:
@@ -365,10 +378,16 @@ def _deploy(settings: Settings, application: Any, port: int) -> None:
 
 def _withdraw(settings: Settings) -> None:
     """Takes the application and the named Ray actors out of a Ray cluster that goes on without them."""
-    import ray
     from ray import serve
 
     serve.delete(SERVE_APP)
+    _end_actors(settings)
+
+
+def _end_actors(settings: Settings) -> None:
+    """Ends the named Ray actors; what they write goes on being refused or is committed, as when one dies."""
+    import ray
+
     for entry in ray.util.list_named_actors(all_namespaces=True):
         if entry["namespace"] == settings.ray.namespace:
             ray.kill(ray.get_actor(entry["name"], namespace=entry["namespace"]))

@@ -192,6 +192,10 @@ class AuthSettings(Group):
     """Who may call."""
 
     enabled: bool = Field(True, description="Ask for a key; off, whoever sends none is the operator.")
+    operator_key: SecretStr | None = Field(
+        None,
+        description="The operator's key, from: muniment key operator. Without one, it is made and kept in data_dir.",
+    )
     offline_seconds: float = Field(
         300, ge=0, le=86_400, description="How long a checked key opens recalls while the store is unreachable."
     )

@@ -73,3 +73,11 @@ def key_revoke(
 def _names(text: str | None) -> list[str] | None:
     """The names of a comma-separated list."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+@keys.command("operator")
+def key_operator() -> None:
+    """Print a new operator's key, for auth.operator_key: it becomes the one operator's key at the next start."""
+    from muniment.actors.store.keys import OPERATOR_ID, new_key
+
+    print(new_key(OPERATOR_ID))

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from muniment.cluster.metrics import METRICS, PART, series
+from muniment.cluster.metrics import METRICS, series
+from muniment.cluster.naming import PART
 from muniment.deploy import reference
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -29,7 +29,8 @@ from muniment.actors.store.group_commit import GroupCommitter
 from muniment.actors.store.levels import conflict_levels, reservation_levels
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.cluster.endpoints import ENDPOINTS, Services
-from muniment.cluster.metrics import HTTP_SECONDS, METRICS, OTHER, PREFIX, document, series
+from muniment.cluster.metrics import HTTP_SECONDS, METRICS, document, series
+from muniment.cluster.naming import OTHER, PREFIX
 from muniment.cluster.ray_metrics import merged
 from muniment.cluster.settings import Settings, TelemetrySettings
 from muniment.deploy.app import create_app
