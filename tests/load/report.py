@@ -12,6 +12,7 @@ from tests.bench.report import figure, save, stdout, table
 from tests.load.recorder import OUTCOMES
 
 LATE_MS = 250.0
+_AT_THE_TOP: Mapping[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
 Result = Mapping[str, Any]
 _BLUE, _LIGHT, _RED, _SAND, _GREY = "#2a6f97", "#61a5c2", "#9e2a2b", "#e09f3e", "#8d99ae"
 _KIND_COLUMNS = ("kind", *OUTCOMES, "p50_ms", "p90_ms", "p99_ms", "p99.9_ms", "max_ms")
@@ -70,10 +71,11 @@ def _load(points: Sequence[Result], best: Result | None, path: Path) -> None:
     beside = axes.twinx()
     beside.plot(offered, [point["answered_per_s"] for point in points], "s--", color=_GREY, label="answered a second")
     beside.set_ylim(bottom=0)
+    beside.set_ylabel("answered a second")
     beside.spines["top"].set_visible(False)
     if best is not None:
         axes.axvline(best["offered_per_s"], color=_SAND, lw=2)
-        axes.annotate("knee", (best["offered_per_s"], axes.get_ylim()[1]), color=_SAND, ha="right", va="top")
+        axes.annotate("knee", (best["offered_per_s"], 1.0), (4, -12), color=_SAND, **_AT_THE_TOP)
     lines = [*axes.get_lines()[:2], *beside.get_lines()]
     axes.legend(lines, [str(line.get_label()) for line in lines], frameon=False, fontsize=8)
     axes.set_title("Latency against offered load", loc="left")
@@ -101,13 +103,13 @@ def _timeline(seconds: Sequence[Result], kills: Sequence[Result], path: Path) ->
 
     figure()  # the backend
     pyplot.close("all")
-    made, (rates, times) = pyplot.subplots(2, 1, figsize=(8, 5), sharex=True, layout="constrained")
+    made, (rates, times) = pyplot.subplots(2, 1, figsize=(7, 4.4), sharex=True, layout="constrained")
     at = [row["second"] for row in seconds]
-    rates.step(at, [row["due"] for row in seconds], color=_GREY, label="due")
-    rates.step(at, [row["finished"] for row in seconds], color=_BLUE, label="answered")
-    rates.step(at, [row["refused"] for row in seconds], color=_SAND, label="refused (429)")
+    rates.step(at, [row["due"] for row in seconds], where="post", color=_GREY, label="due")
+    rates.step(at, [row["finished"] for row in seconds], where="post", color=_BLUE, label="answered")
+    rates.step(at, [row["refused"] for row in seconds], where="post", color=_SAND, label="refused (429)")
     failed = [row["unavailable"] + row["late"] + row["error"] for row in seconds]
-    rates.step(at, failed, color=_RED, label="failed")
+    rates.step(at, failed, where="post", color=_RED, label="failed")
     rates.set_ylabel("a second")
     some = [row for row in seconds if "p50_ms" in row]
     for name, colour in (("p99_ms", _RED), ("p50_ms", _BLUE)):
