@@ -74,12 +74,13 @@ class HttpTransport:
 
 
 def error_of(response: httpx.Response) -> MunimentError:
-    """The error of an answer: ``application/problem+json``, or what a proxy said in its place."""
+    """The error of an answer: ``application/problem+json``, or what a proxy said in its place (500: the process that
+    was to answer died)."""
     try:
         problem = response.json()
         code, detail = problem["code"], problem.get("detail", "")
     except (ValueError, KeyError, TypeError):
-        kind = Unavailable if response.status_code in (429, 502, 503, 504) else MunimentError
+        kind = Unavailable if response.status_code in (429, 500, 502, 503, 504) else MunimentError
         return kind(f"HTTP status {response.status_code}: {response.text[:200]}")
     fields = {name: value for name, value in problem.items() if name not in _PROBLEM_MEMBERS and value != []}
     if response.headers.get("retry-after", "").isdigit():

@@ -17,15 +17,13 @@ from muniment.policies.errors import Unavailable
 _KINDS = ("shards", "ledgers", "routers", "workers")
 _POLL_SECONDS = 0.2
 
-Count = Annotated[int | None, typer.Option(min=1, show_default=False)]
-
 
 @app.command()
 def scale(
-    shards: Count = None,
-    ledgers: Count = None,
-    routers: Count = None,
-    workers: Count = None,
+    shards: Annotated[int | None, typer.Option(min=1, max=256, show_default=False, help="Memory shards.")] = None,
+    ledgers: Annotated[int | None, typer.Option(min=1, max=256, show_default=False, help="Dedupe ledgers.")] = None,
+    routers: Annotated[int | None, typer.Option(min=1, max=1024, show_default=False, help="Routers.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, max=1024, show_default=False, help="Model workers.")] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:

@@ -164,7 +164,7 @@ def test_a_naive_time_is_refused_before_anything_is_sent(client: Client, server:
         (problem(409, "stale_reservation", state="lapsed", holder={"run_id": "r"}), StaleReservation,
          {"state": "lapsed", "holder": {"run_id": "r"}}),
         (problem(418, "of_a_newer_service", errors=[], extra=1), MunimentError, {"extra": 1}),
-        ((500, {}, "Internal Server Error"), MunimentError, {}),
+        ((418, {}, "I'm a teapot"), MunimentError, {}),
     ],
     ids=["invalid", "stale", "unknown code", "no problem document"],
 )  # fmt: skip
@@ -181,8 +181,8 @@ def test_errors_come_back_as_their_classes(
 
 @pytest.mark.parametrize(
     "failure",
-    [problem(503, "unavailable"), problem(429, "overloaded"), (503, {}, "no replica"), None],
-    ids=["unavailable", "overloaded", "a proxy's 503", "broken off"],
+    [problem(503, "unavailable"), problem(429, "overloaded"), (503, {}, "no replica"), (500, {}, "it died"), None],
+    ids=["unavailable", "overloaded", "a proxy's 503", "a proxy's 500", "broken off"],
 )
 def test_what_failed_for_a_moment_is_sent_again_as_the_same_write(
     client: Client, server: Server, failure: Reply | None
