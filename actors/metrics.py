@@ -175,8 +175,8 @@ QUEUE_LENGTH = Metric(
 REFUSED = Metric(
     name="muniment_refused_total",
     kind=Kind.COUNTER,
-    what="Requests that a full queue turned away (429).",
-    labels={"queue": QUEUES},
+    what="Requests that were turned away (429): by a full queue, or at once, where too many are under way.",
+    labels={"queue": (*QUEUES, "http", "http_effects")},
 )
 MODEL_SECONDS = Metric(
     name="muniment_model_run_seconds",

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from muniment.actors.metrics import Observe, unobserved
+from muniment.actors.metrics import REFUSED, Observe, unobserved
 from muniment.cluster import schemas, telemetry
 from muniment.cluster.endpoints import BY_VERB, ENDPOINTS, Answer, Endpoint, Services, dispatch
 from muniment.cluster.metrics import HTTP_SECONDS, PLAIN_PATHS
@@ -89,9 +89,12 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},  # there are spans and metrics of our own
     )
     wait_seconds = settings.limits.wait_seconds
-    others = Admission(AdmissionPolicy(wait_seconds=wait_seconds))
+    others = Admission(AdmissionPolicy(wait_seconds=wait_seconds), on_refused=lambda: observe(REFUSED, 1, queue="http"))
     # Most of them wait for another run rather than for this service, which bounds the rest in the ledger's queue.
-    effects = Admission(AdmissionPolicy(always=MAX_EFFECTS, wait_seconds=wait_seconds))
+    effects = Admission(
+        AdmissionPolicy(always=MAX_EFFECTS, wait_seconds=wait_seconds),
+        on_refused=lambda: observe(REFUSED, 1, queue="http_effects"),
+    )
     for endpoint in ENDPOINTS:
         admission = effects if endpoint.permission is Permission.EFFECTS else others
         app.add_api_route(

@@ -34,6 +34,7 @@ from muniment.cluster.naming import OTHER, PREFIX
 from muniment.cluster.ray_metrics import merged
 from muniment.cluster.settings import Settings, TelemetrySettings
 from muniment.deploy.app import create_app
+from muniment.policies.admission import AdmissionPolicy
 from muniment.policies.errors import NotFound, Overloaded, StoreUnavailable
 from tests.observing import Seen
 from tests.stores import Stores
@@ -306,6 +307,16 @@ def test_requests_are_counted_by_route_and_never_by_what_a_path_names(world: Wor
     assert len(seen.of(HTTP_SECONDS, method="GET", route=OTHER, status="4xx")) == 2
     assert len(seen.of(HTTP_SECONDS, method=OTHER, route="/healthz", status="4xx")) == 1
     assert len(seen.of(HTTP_SECONDS, method="GET", route="/console", status="2xx")) == 1
+
+
+def test_requests_that_are_turned_away_at_once_are_counted(
+    world: World, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AdmissionPolicy, "retry_after", lambda *_: 3)
+    key = world.key("agent")
+    is_problem(world.send("POST", "/v1/recall", key, json={"query": "x"}), 429)
+    is_problem(world.send("POST", "/v1/effects/confirm", key, json={"token": "t"}), 429)
+    assert seen.of(m.REFUSED, queue="http") == seen.of(m.REFUSED, queue="http_effects") == [1]
 
 
 def test_metrics_open_to_the_operator_and_to_the_key_for_them_alone(world: World) -> None:
