@@ -132,6 +132,8 @@ class MemoryShard:
         #: Companies that the group under way has changed in memory, and those of which a commit failed after that.
         self._unsure: set[str] = set()
         self._stale: set[str] = set()
+        #: Companies whose policies the group under way has asked for; all its writes were asked for before that.
+        self._asked_about: set[str] = set()
         self._fence = Fence(engine, role)
         self._fence.on_moved = self._moved
         with engine.connect() as connection:
@@ -148,7 +150,9 @@ class MemoryShard:
             self._writer.load_notes,
         )
         self._rulings = SlotRulings(self._writer)
-        self._committer = GroupCommitter(engine, self._fence, self._distrust, observe=observe)
+        self._committer = GroupCommitter(
+            engine, self._fence, on_lost=self._distrust, on_begin=self._asked_about.clear, observe=observe
+        )
         self._sender: WebhookSender | None = None
         if webhooks is not None:
             from muniment.actors.webhook import WebhookSender  # and an HTTP client, which few shards need
@@ -539,7 +543,9 @@ class MemoryShard:
 
     def _up_to_date(self, connection: sa.Connection, company: str, dimension: int | None) -> Tenant:
         """The company as the store has it and its policy reads it and keeps it; between two writes."""
-        self._policies.current(company)
+        if company not in self._asked_about:
+            self._policies.current(company)
+            self._asked_about.add(company)
         policy = self._policies.memory(company)
         tenant = None if company in self._stale else self._tenants.get(company)
         if tenant is not None and tenant.extraction != policy.extraction:

@@ -392,7 +392,7 @@ class SlotWriter:
         return SlotBook(connection, company, rules_of, version, _actor(actor), self._tick)
 
     def _rules_in_force(self, company: str) -> tuple[int, Callable[[Slot], SlotRules]]:
-        version, policy = self._policies.current(company)
+        version, policy = self._policies.known(company)
         return version, lambda slot: self._rules_of(company, version, policy, slot)
 
     def _tick(self) -> datetime:

@@ -22,6 +22,7 @@ from muniment.actors.store.decision_log import (
     microseconds,
 )
 from muniment.actors.store.engine import Schema, cursor_of, metadata, only_where
+from muniment.actors.store.statements import insert, mark, upsert
 from muniment.policies.fingerprint import KEY_BYTES, company_prefix
 from muniment.policies.reservation import State, settled
 
@@ -164,22 +165,13 @@ class _Statements:
 
     def __init__(self, dialect: sa.Dialect) -> None:
         self._sqlite = dialect.name == "sqlite"
-        self._mark = "?" if self._sqlite else "%s"
+        sign = mark(dialect)
         self._key_columns = ", ".join(f'"{c.name}"' for c in keys.columns)
-        self.save_keys = self._upsert(keys)
-        self.save_repeats = self._upsert(repeats)
-        self.save_clock = self._upsert(clock)
-        self.save_heads = self._upsert(decision_heads)
-        self.append = self._insert(decisions)
-
-    def _insert(self, table: sa.Table) -> str:
-        names = [f'"{c.name}"' for c in table.columns]
-        return f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join([self._mark] * len(names))})"
-
-    def _upsert(self, table: sa.Table) -> str:
-        first, *others = [f'"{c.name}"' for c in table.columns]
-        changes = ", ".join(f"{name} = excluded.{name}" for name in others)
-        return f"{self._insert(table)} ON CONFLICT ({first}) DO UPDATE SET {changes}"
+        self.save_keys = upsert(keys, sign)
+        self.save_repeats = upsert(repeats, sign)
+        self.save_clock = upsert(clock, sign)
+        self.save_heads = upsert(decision_heads, sign)
+        self.append = insert(decisions, sign)
 
     def select_heads(self, streams: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
         """The newest number and hash of these streams."""

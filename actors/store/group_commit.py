@@ -6,8 +6,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -21,7 +22,7 @@ from muniment.actors.metrics import (
     Observe,
     unobserved,
 )
-from muniment.actors.store.engine import writing
+from muniment.actors.store.engine import cursor_of, driver_errors, writing
 from muniment.actors.store.tenure import Fence
 from muniment.policies.errors import Fenced, MunimentError, Overloaded, StoreUnavailable
 
@@ -45,7 +46,8 @@ class GroupCommitter:
 
     A body that raises is rolled back alone (a savepoint) and its caller gets the error; the rest of the group commits.
     If the commit itself fails, every caller of the group gets ``StoreUnavailable``; where bodies had run, ``on_lost``
-    is called, because what they changed in memory may not match the store. A store that was away is found again by the
+    is called, because what they changed in memory may not match the store. ``on_begin`` is called before the first body
+    of a group runs, when all its writes have been asked for. A store that was away is found again by the
     next write. While nothing is written the fence is looked at now and then, so that a replaced instance learns of it.
     """
 
@@ -54,6 +56,7 @@ class GroupCommitter:
         engine: sa.Engine,
         fence: Fence | None = None,
         on_lost: Callable[[], None] | None = None,
+        on_begin: Callable[[], None] = lambda: None,
         max_queue: int = 4096,
         max_group: int = 512,
         observe: Observe = unobserved,
@@ -61,6 +64,7 @@ class GroupCommitter:
         self._engine = writing(engine)
         self._fence = fence
         self._on_lost = on_lost
+        self._on_begin = on_begin
         self._max_group = max_group
         self._observe = observe
         #: Whether the store answered when it was last asked for anything.
@@ -133,10 +137,12 @@ class GroupCommitter:
                 if self._fence is not None:
                     self._fence.check(connection)
                 began = True
+                self._on_begin()
                 for write in group:
                     try:
-                        with connection.begin_nested():
-                            done.append((write, write.body(connection)))
+                        with _alone(connection):
+                            answer = write.body(connection)
+                        done.append((write, answer))
                     except MunimentError as error:
                         failed.append((write, error))
         except (sa.exc.SQLAlchemyError, Fenced) as error:
@@ -198,3 +204,18 @@ class GroupCommitter:
         self._observe(COMMIT_FAILURES, 1, store="memory", reason=reason)
         for write in group:
             write.future.set_exception(error)
+
+
+@contextmanager
+def _alone(connection: sa.Connection) -> Iterator[None]:
+    """What it raises takes back what was written in it, and nothing else of the transaction."""
+    cursor = cursor_of(connection)
+    with driver_errors(connection.dialect):
+        cursor.execute("SAVEPOINT one_write")
+        try:
+            yield
+        except MunimentError:
+            cursor.execute("ROLLBACK TO SAVEPOINT one_write")
+            cursor.execute("RELEASE SAVEPOINT one_write")
+            raise
+        cursor.execute("RELEASE SAVEPOINT one_write")

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from muniment.actors.ids import time_of
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.decision_log import microseconds
+from muniment.actors.store.statements import insert_rows, read_row, upsert_rows
 from muniment.actors.wire import fact_from_dict, fact_to_dict, pack, unpack
 from muniment.policies.errors import ConfigurationError, IdempotencyMismatch
 from muniment.policies.model import Fact, Slot, Status, Tier
@@ -84,11 +85,13 @@ def insert_facts(connection: sa.Connection, stored: Sequence[Stored]) -> None:
     """Adds facts with their vectors and what they are derived from."""
     if not stored:
         return
-    connection.execute(t.facts.insert(), [{**fact_row(s.fact), "tier": s.tier, "usage": s.usage} for s in stored])
-    connection.execute(
-        t.vectors.insert(),
-        [{"fact_id": s.fact.id, "company": s.fact.company, "vector": s.vector, "features": s.features} for s in stored],
-    )
+    rows = []
+    for one in stored:
+        tier = None if one.tier is None else one.tier.value
+        values = {**fact_row(one.fact), "tier": tier, "usage": one.usage, "changes": 0}
+        rows.append([values[column.name] for column in t.facts.columns])
+    insert_rows(connection, t.facts, rows)
+    insert_rows(connection, t.vectors, [(s.fact.id, s.fact.company, s.vector, s.features) for s in stored])
     derived = [
         {"parent_id": parent, "child_id": s.fact.id, "company": s.fact.company}
         for s in stored
@@ -352,17 +355,19 @@ def children(connection: sa.Connection, company: str, parents: Sequence[str]) ->
     return sorted(found)
 
 
+_ANSWERED = 'SELECT body_hash, expires_at, answer FROM requests WHERE company = ? AND "key" = ?'
+
+
 def remembered_answer(
     connection: sa.Connection, company: str, key: str, body_hash: bytes, now: datetime
 ) -> dict[str, Any] | None:
     """The answer that this request got in its time. Raises ``IdempotencyMismatch`` for another body."""
-    r = t.requests.c
-    row = connection.execute(sa.select(t.requests).where(r.company == company, r.key == key)).first()
-    if row is None or row.expires_at <= microseconds(now):
+    row = read_row(connection, _ANSWERED, company, key)
+    if row is None or row[1] <= microseconds(now):
         return None
-    if bytes(row.body_hash) != body_hash:
+    if bytes(row[0]) != body_hash:
         raise IdempotencyMismatch("this idempotency key came with another body")
-    answer: dict[str, Any] = unpack(row.answer)
+    answer: dict[str, Any] = unpack(row[2])
     return answer
 
 
@@ -370,11 +375,7 @@ def remember_answer(
     connection: sa.Connection, company: str, key: str, body_hash: bytes, until: datetime, answer: dict[str, Any]
 ) -> None:
     """Keeps a request's answer."""
-    r = t.requests.c
-    row = {"body_hash": body_hash, "expires_at": microseconds(until), "answer": pack(answer)}
-    there = connection.execute(t.requests.update().where(r.company == company, r.key == key).values(row)).rowcount
-    if not there:
-        connection.execute(t.requests.insert().values(company=company, key=key, **row))
+    upsert_rows(connection, t.requests, [(company, key, body_hash, microseconds(until), pack(answer))])
 
 
 def forget_answers(connection: sa.Connection, now: datetime, limit: int) -> int:
@@ -404,15 +405,15 @@ def claim_model(connection: sa.Connection, name: str, dimension: int | None = No
 
     Where the dimension is not known yet, only the names are compared.
     """
-    row = connection.execute(sa.select(t.embedding_model)).first()
+    row = read_row(connection, "SELECT name, dimension FROM embedding_model")
     if row is None:
         if dimension is not None:
             connection.execute(t.embedding_model.insert().values(name=name, dimension=dimension))
-    elif row.name != name or dimension not in (None, row.dimension):
+    elif row[0] != name or dimension not in (None, row[1]):
         raise ConfigurationError(
-            f"the stored vectors are from {row.name} ({row.dimension} dimensions), not from {name}: set workers.model "
+            f"the stored vectors are from {row[0]} ({row[1]} dimensions), not from {name}: set workers.model "
             "back, or stop the service and run: muniment reindex",
-            stored=row.name,
+            stored=row[0],
             running=name,
         )
 

@@ -74,7 +74,8 @@ def insert(connection: sa.Connection) -> str:
 
 
 def test_what_arrives_during_a_commit_goes_into_the_next_one(engine: sa.Engine) -> None:
-    committer = GroupCommitter(engine)
+    begun: list[int] = []
+    committer = GroupCommitter(engine, on_begin=lambda: begun.append(count(engine)))
     running, release = threading.Event(), threading.Event()
 
     def slow(connection: sa.Connection) -> None:
@@ -90,6 +91,7 @@ def test_what_arrives_during_a_commit_goes_into_the_next_one(engine: sa.Engine) 
     assert (committer.groups, committer.writes) == (2, 51)
     committer.close()
     assert count(engine) == 50
+    assert begun == [0, 0]
 
 
 def test_one_refused_write_leaves_the_rest_of_its_group(engine: sa.Engine) -> None:
