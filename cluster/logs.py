@@ -14,18 +14,24 @@ from muniment.cluster import telemetry
 from muniment.cluster.settings import TelemetrySettings
 
 _ROOT = "muniment"
+#: Says that spans do not arrive.
+_TRACING = "opentelemetry"
 
 
 def configure(settings: TelemetrySettings, part: str, file: Path | None) -> None:
-    """Has this process's loggers write to ``file``, or to standard error. ``part``: what runs here, as "shard-0"."""
-    root = logging.getLogger(_ROOT)
-    for old in list(root.handlers):
-        root.removeHandler(old)
+    """Has our loggers and that of tracing write to ``file``, or to standard error.
+
+    ``part``: what runs here, as "shard-0".
+    """
     handler = logging.StreamHandler() if file is None else logging.FileHandler(file, encoding="utf-8", delay=True)
     handler.setFormatter(_Json(part) if settings.log_format == "json" else _Text(part))
-    root.addHandler(handler)
-    root.setLevel(settings.log_level)
-    root.propagate = False
+    for name, level in ((_ROOT, settings.log_level), (_TRACING, "WARNING")):
+        logger = logging.getLogger(name)
+        for old in list(logger.handlers):
+            logger.removeHandler(old)
+        logger.addHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = False
 
 
 def _described(record: logging.LogRecord, part: str) -> dict[str, Any]:
