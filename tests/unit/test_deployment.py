@@ -182,6 +182,8 @@ class Head(Part):
 
 def test_the_ray_service_has_the_shape_that_kuberay_knows() -> None:
     assert (RAYSERVICE["apiVersion"], RAYSERVICE["kind"]) == ("ray.io/v1", "RayService")
+    known = {"rayClusterDeletionDelaySeconds", "excludeHeadPodFromServeSvc", "serveConfigV2", "rayClusterConfig"}
+    assert set(RAYSERVICE["spec"]) == known
     assert CLUSTER["rayVersion"] == PINNED["ray"]
     assert set(CLUSTER) == {
         "rayVersion",
