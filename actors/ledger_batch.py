@@ -40,6 +40,8 @@ from muniment.policies.reservation import Event, State, counts_as_done, move, se
 
 #: How long a row that is over stays, so that late confirmations and repeated calls find it.
 RETENTION = 24 * 3600 * 1_000_000
+#: How long ago the first try of what is sent again can have been: longer than any caller waits.
+RESENT = 15 * 60 * 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _INVALID = {Reason.MISSING_KEY_PATH.value, Reason.INVALID_KEY_VALUE.value}
 
@@ -122,7 +124,7 @@ class Batch:
         verdict = decide(self._key_state(op, row), Reason(op.blocked) if op.blocked else None, Reason(op.no_key))
         if verdict.reason is Reason.HELD_BY_ANOTHER_RUN and op.waits:
             return None
-        recorded = op.again and self._is_recorded(op, op.run_id)
+        recorded = op.again and self._is_recorded(op)
         duplicates = self._duplicates(op, row, count=verdict.reason is Reason.CONFIRMED and not recorded)
         stop = duplicates >= op.max_duplicates
         more: dict[str, Any] = {}
@@ -142,10 +144,10 @@ class Batch:
             self._trail.append(self._decision(op, verdict, answer))
         return answer
 
-    def _is_recorded(self, op: Propose | Forget, run_id: str | None) -> bool:
+    def _is_recorded(self, op: Propose) -> bool:
         """Whether a call whose answer was lost, not longer ago than rows stay, had got so far."""
         since = self.now - RETENTION
-        return self._store.is_recorded(self._connection, op.company, run_id, op.decision_id, since)
+        return self._store.is_recorded(self._connection, op.company, op.decision_id, since, op.run_id)
 
     def _key_state(self, op: Propose, row: KeyRow | None) -> KeyState:
         if not op.key:
@@ -331,7 +333,9 @@ class Batch:
     def _forget(self, op: Forget) -> Forgotten:
         row = self._rows[op.key]
         state = settled(row.state, row.ends_at, self.now) if row else None
-        if row is not None and op.again and self._is_recorded(op, row.run_id):
+        # Whoever has the key by now, and has perhaps confirmed it again, is not meant a second time.
+        since = self.now - RESENT
+        if op.again and self._store.is_recorded(self._connection, op.company, op.decision_id, since):
             return Forgotten(op.decision_id)
         if row is None or state is State.RELEASED or state is State.LAPSED:
             raise NotFound("no effect with these arguments is confirmed")

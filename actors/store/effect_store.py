@@ -305,12 +305,13 @@ class EffectStore:
         connection.execute(handovers.update().where(h.key == key, h.fence == fence).values(reported=1))
 
     def is_recorded(
-        self, connection: sa.Connection, company: str, run_id: str | None, decision_id: str, since: int
+        self, connection: sa.Connection, company: str, decision_id: str, since: int, run_id: str | None = None
     ) -> bool:
-        """Whether the decision stands in the trail since ``since``."""
+        """Whether the decision stands in the trail since ``since``; sooner found where its run is known."""
         d = decisions.c
-        same_run = d.run_id == run_id if run_id is not None else d.run_id.is_(None)
-        query = sa.select(d.seq).where(d.company == company, same_run, d.at >= since, d.id == decision_id).limit(1)
+        query = sa.select(d.seq).where(d.company == company, d.at >= since, d.id == decision_id).limit(1)
+        if run_id is not None:
+            query = query.where(d.run_id == run_id)
         return connection.execute(query).first() is not None
 
     def retire(self, connection: sa.Connection, now: int, limit: int) -> int:

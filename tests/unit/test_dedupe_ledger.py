@@ -359,6 +359,17 @@ def test_companies_do_not_meet(bench: Bench) -> None:
     assert bench.propose("r1", company="other").verdict == "allow"
 
 
+def test_what_is_forgotten_again_is_not_what_came_after(bench: Bench) -> None:
+    """The answer to a forget was lost, and before it is sent again the effect happens anew, by right."""
+    bench.confirm(token_of(bench.propose("r1", window=None)))
+    assert bench.forget() == Forgotten("d_forget_x")
+    token = token_of(bench.propose("r2", window=None))
+    assert bench.forget(again=True) == Forgotten("d_forget_x")
+    bench.confirm(token)
+    assert bench.forget(again=True) == Forgotten("d_forget_x")
+    assert bench.propose("r3").origin_run == "r2"
+
+
 def test_a_confirmation_can_be_forgotten(bench: Bench) -> None:
     token = token_of(bench.propose("r1", window=None))
     assert isinstance(bench.forget(), StateConflict)
