@@ -51,7 +51,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         "",
     ),
     "ingest": Benchmark("tests.bench.ingest", "--facts 100", "--facts 2000", "--facts 5000"),
-    "writes": Benchmark("tests.bench.writes", "--facts 200 --rounds 1", "", "--facts 20000", plots=False),
+    "writes": Benchmark("tests.bench.writes", "--facts 200 --rounds 1", "", "--facts 20000"),
     "recall": Benchmark(
         "tests.bench.recall",
         "--facts 100 --queries 12 --callers 1,4 --against inprocess",

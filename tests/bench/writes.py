@@ -30,7 +30,7 @@ from muniment.actors.store.engine import create_schema, open_engine, sqlite_url,
 from muniment.actors.store.policy_book import PolicyBook
 from tests.bench.logs import DEFAULT_LOG, read_lines
 from tests.bench.options import numbers
-from tests.bench.report import table, write_json
+from tests.bench.report import figure, save, table, write_json
 
 DIMENSION = 384
 COMPANY = "bench"
@@ -102,6 +102,22 @@ def measure(lines: Sequence[str], vectors: np.ndarray, facts: int, callers: int,
     return {"facts_per_s": ours, "sqlalchemy_per_s": theirs, "writes_per_commit": facts / batch / stats["commits"]}
 
 
+def plot(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Facts a second by facts in one write."""
+    made, axes = figure()
+    places = np.arange(len(rows))
+    for shift, (name, what) in enumerate(
+        (("facts_per_s", "muniment"), ("sqlalchemy_per_s", "SQLAlchemy, inserts alone"))
+    ):
+        colour = ("#2a6f97", "#8d99ae")[shift]
+        axes.bar(places + 0.4 * shift - 0.2, [row[name] for row in rows], width=0.38, color=colour, label=what)
+    axes.set_xticks(places, [str(row["batch"]) for row in rows])
+    axes.set_xlabel(f"facts in one write, {rows[0]['callers']} callers")
+    axes.set_ylabel("facts committed a second")
+    axes.legend(frameon=False)
+    save(made, folder, "writes")
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -110,6 +126,7 @@ def main() -> None:
     parser.add_argument("--batches", type=numbers, default=[1, 20], help="facts in one write")
     parser.add_argument("--rounds", type=int, default=3, help="the median counts")
     parser.add_argument("--out", type=Path, help="write the result there, as JSON")
+    parser.add_argument("--plots", type=Path, help="write plots into this folder, as PNG")
     args = parser.parse_args()
     lines = read_lines(DEFAULT_LOG)
     vectors = np.random.default_rng(42).standard_normal((2_000, DIMENSION)).astype(np.float32)
@@ -121,6 +138,8 @@ def main() -> None:
         rows.append({"callers": args.callers, "batch": batch, **row, "ratio": ratio})
     table("durable writes", rows, COLUMNS)
     write_json(args.out, {"rows": rows})
+    if args.plots:
+        plot(args.plots, rows)
 
 
 if __name__ == "__main__":
