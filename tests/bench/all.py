@@ -55,7 +55,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "recall": Benchmark(
         "tests.bench.recall",
         "--facts 100 --queries 12 --callers 1,4 --against inprocess",
-        "--queries 100",
+        "--queries 60",
         "",
     ),
     "recovery": Benchmark(
@@ -64,7 +64,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         "--rounds 3",
         "--rounds 5 --tenants 1000 --facts-per-tenant 1000",
     ),
-    "logs": Benchmark("tests.bench.logs", "--queries 10 --modes full", "", "--profile default,fast,paper"),
+    "logs": Benchmark("tests.bench.logs", "--queries 10 --modes full", "--queries 100", "--profile default,fast,paper"),
     "locomo": Benchmark(
         "tests.bench.locomo", "--profile fast", "--profile default,fast", "--profile default,fast,paper", needs="locomo"
     ),
