@@ -46,7 +46,7 @@ from muniment.actors.store.group_commit import GroupCommitter
 from muniment.actors.store.reach import SharedReach
 from muniment.actors.store.tenure import Fence
 from muniment.actors.tenant import Tenant, Visibility
-from muniment.actors.tenant_loader import Loaded, TenantLoader
+from muniment.actors.tenant_loader import TenantLoader
 from muniment.actors.tier_index import Kind
 from muniment.actors.wire import fact_to_dict
 from muniment.policies.errors import Fenced, Moved, MunimentError, Overloaded, StoreUnavailable
@@ -465,6 +465,9 @@ class MemoryShard:
         self, company: str, dimension: int | None, decide: Callable[[sa.Connection, Tenant], Written]
     ) -> Record:
         """Runs ``decide`` on the writing thread, inside the transaction, with the company loaded."""
+        if company not in self._tenants and not self._committer.fenced:
+            with available():  # beside the work: between two writes it would hold up those of all others
+                await self._loaded(company, dimension)
 
         def body(connection: sa.Connection) -> tuple[Written, Tenant]:
             self._fence.require_company(company)
@@ -593,21 +596,17 @@ class MemoryShard:
         with suppress(Overloaded, StoreUnavailable, Fenced):
             self._committer.submit(body, after)
 
-    async def _loaded(self, company: str, dimension: int) -> Tenant:
+    async def _loaded(self, company: str, dimension: int | None) -> Tenant:
         load = self._loads.get(company)
         if load is None:
             load = self._loads[company] = asyncio.create_task(self._load_beside(company, dimension))
             load.add_done_callback(lambda _: self._loads.pop(company, None))
         return await asyncio.shield(load)
 
-    async def _load_beside(self, company: str, dimension: int) -> Tenant:
+    async def _load_beside(self, company: str, dimension: int | None) -> Tenant:
         """Reads a company while others are written; what was written of it meanwhile is added between writes."""
         ahead = self._loader.take_ahead(company)
         self._written_while_loading[company] = ahead is not None
-
-        def read() -> Loaded:
-            with self._engine.connect() as connection:
-                return self._loader.read(connection, company, dimension)
 
         def publish(connection: sa.Connection) -> Tenant:
             self._fence.require_company(company)
@@ -616,7 +615,10 @@ class MemoryShard:
                 self._put(company, self._loader.renew(connection, company, loaded) if written else loaded.tenant)
             return self._tenants[company]
 
-        loaded = await asyncio.to_thread(read) if ahead is None else ahead
+        if ahead is None:
+            loaded = await asyncio.to_thread(self._loader.read, self._engine, company, dimension)
+        else:
+            loaded = ahead
         return await asyncio.wrap_future(self._committer.submit(publish))
 
     def _put(self, company: str, tenant: Tenant) -> None:

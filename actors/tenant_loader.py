@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from muniment.actors.slot_pages import SlotNote
 from muniment.actors.slot_writer import Policies
 from muniment.actors.store import memory_store as store
+from muniment.actors.store.engine import patient
 from muniment.actors.tenant import Tenant
 from muniment.actors.tier_index import Kind
 from muniment.policies.memory_policy import MemoryPolicy
@@ -46,6 +47,13 @@ class Loaded:
     changes: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    dimension: int
+    stored: list[store.Stored]
+    notes: dict[str, SlotNote | None]
+
+
 class TenantLoader:
     """Reads companies. ``load_notes``: see ``SlotWriter.load_notes``."""
 
@@ -71,25 +79,36 @@ class TenantLoader:
 
     def load(self, connection: sa.Connection, company: str, dimension: int | None) -> Tenant:
         """The company as the store has it now, out of what was read ahead where there is that."""
+        patient(connection)
         ahead = self.take_ahead(company)
         if ahead is not None:
             return self.renew(connection, company, ahead)
-        return self.read(connection, company, dimension).tenant
+        return self._build(company, self._fetch(connection, company, dimension)).tenant
+
+    def read(self, engine: sa.Engine, company: str, dimension: int | None) -> Loaded:
+        """The company as it is now; no transaction is open while its indexes are made."""
+        with engine.connect() as connection:
+            fetched = self._fetch(connection, company, dimension)
+        return self._build(company, fetched)
 
     @_uncollected()
-    def read(self, connection: sa.Connection, company: str, dimension: int | None) -> Loaded:
-        """The company as it is in this transaction."""
+    def _fetch(self, connection: sa.Connection, company: str, dimension: int | None) -> _Fetched:
         stored = list(store.indexed_facts(connection, company))
         known = len(stored[0].vector) // 4 if stored else store.model_dimension(connection) or dimension
+        return _Fetched(known or 1, stored, self._load_notes(connection, company))
+
+    @_uncollected()
+    def _build(self, company: str, fetched: _Fetched) -> Loaded:
         policy = self._policies.memory(company)
-        tenant = Tenant(known or 1, self._index, self._capacities, self.retention(policy), policy.extraction)
-        tenant.fill(stored)
-        tenant.take_notes(self._load_notes(connection, company))
-        return Loaded(tenant, {one.fact.id: one.changes for one in stored})
+        tenant = Tenant(fetched.dimension, self._index, self._capacities, self.retention(policy), policy.extraction)
+        tenant.fill(fetched.stored)
+        tenant.take_notes(fetched.notes)
+        return Loaded(tenant, {one.fact.id: one.changes for one in fetched.stored})
 
     @_uncollected()
     def renew(self, connection: sa.Connection, company: str, loaded: Loaded) -> Tenant:
         """The tenant with all that changed since it was read; nobody may search it yet."""
+        patient(connection)
         tenant = loaded.tenant
         now = store.indexed_changes(connection, company)
         changed = [id for id, changes in now.items() if loaded.changes.get(id) != changes]
@@ -101,8 +120,7 @@ class TenantLoader:
 
     def read_ahead(self, engine: sa.Engine, company: str, dimension: int | None) -> None:
         """Reads a company that is about to come."""
-        with engine.connect() as connection:
-            self._ahead[company] = self.read(connection, company, dimension)
+        self._ahead[company] = self.read(engine, company, dimension)
 
     def take_ahead(self, company: str) -> Loaded | None:
         """What was read ahead of a company, where its policy still has it read so; once."""

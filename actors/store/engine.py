@@ -163,6 +163,12 @@ def unbound(connection: sa.Connection) -> None:
             connection.exec_driver_sql(f"SET LOCAL {name} = 0")
 
 
+def patient(connection: sa.Connection) -> None:
+    """Lets this transaction wait for what is made of its answers: a large company's indexes."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = '120s'")
+
+
 @contextmanager
 def available() -> Iterator[None]:
     """What fails in it because the store cannot be reached, or is not able to, becomes ``StoreUnavailable``."""
