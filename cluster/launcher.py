@@ -69,6 +69,8 @@ def environment(settings: Settings) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray gives way to whatever else runs on the machine (niceness 15), which who waits for an answer would feel.
         "RAY_worker_niceness": "0",
+        # Ray's record of every call, which nobody reads and which grows in its head up to a hundred thousand calls.
+        "RAY_task_events_report_interval_ms": "0",
         # A worker that reserves no GPU may still be told to use one.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # More threads than cores, or threads that spin, cost a text 476 ms instead of 13.

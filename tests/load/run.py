@@ -26,7 +26,7 @@ from tests.bench.report import stderr, write_json
 from tests.load.modes import MODES
 from tests.load.report import plots, tables
 from tests.load.workload import MIX, mix_of
-from tests.load.world import NoPostgres, Options, one_node, several_nodes, world
+from tests.load.world import FULL_TIERS, NoPostgres, Options, one_node, several_nodes, world
 
 _ARRIVALS = ("poisson", "constant", "bursts")
 
@@ -50,12 +50,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tenants", type=int, default=20)
     parser.add_argument("--zipf", type=float, default=1.0, help="exponent: how much busier the busiest are")
     parser.add_argument("--mix", type=mix_of, default=dict(MIX), help=",".join(f"{k}={v:g}" for k, v in MIX.items()))
-    parser.add_argument("--prefill", type=int, default=100, help="facts of each tenant before it starts")
+    parser.add_argument("--prefill", type=int, help="facts of each tenant before it starts; of a soak, full tiers")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--out", type=Path, help="write the result there, as JSON")
     parser.add_argument("--plots", type=Path, help="write plots into this folder, as PNG")
     options = parser.parse_args(arguments)
     options.seconds = options.seconds or (600.0 if options.mode == "soak" else 20.0)
+    options.prefill = options.prefill or (FULL_TIERS if options.mode == "soak" else 100)
     options.arrivals = options.arrivals or ("bursts" if options.mode == "burst" else "poisson")
     return options
 

@@ -28,6 +28,7 @@ from tests.stores import postgres_server
 
 #: Small tiers, so that they are full early and memory has no reason to grow after that.
 SMALL_TIERS = {"MUNIMENT_MEMORY__L1_CAPACITY": "50", "MUNIMENT_MEMORY__L2_CAPACITY": "200"}
+FULL_TIERS = 300
 _SPREAD = {
     "MUNIMENT_MEMORY__SHARDS": "4",
     "MUNIMENT_EFFECTS__LEDGERS": "2",
