@@ -85,7 +85,7 @@ class RayMeter:
                 try:
                     for metric, value, labels in read():
                         self(metric, value, **labels)
-                except Exception as error:  # the store is away, say: the others are shown all the same
+                except Exception as error:  # noqa: BLE001 - the store is away, say: the others are shown all the same
                     log.warning("gauges of %s cannot be read: %s", self._part, type(error).__name__)
             pause.wait(_SAMPLE_SECONDS)
 
