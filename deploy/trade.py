@@ -40,7 +40,7 @@ def table_of(found: Calibrated) -> Table:
 
 
 def _note(point: TradePoint, found: Calibrated) -> str:
-    notes = {"chosen": point == found.chosen, "before": round(point.threshold, 9) == round(found.before, 9)}
+    notes = {"chosen": point == found.chosen, "before": point.threshold == found.before}
     return ", ".join(name for name, holds in notes.items() if holds)
 
 

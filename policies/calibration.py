@@ -71,17 +71,16 @@ def trade(observed: Sequence[Observation], steps: int = STEPS) -> list[TradePoin
     in_both = np.array([o.in_both for o in observed], bool)
     telling = int(np.count_nonzero(covered & in_both & ~in_l1))
     if telling < FEWEST_TELLING:
-        raise InvalidInput.at(
-            "/queries",
-            f"for {telling} of {len(observed)} queries the threshold decides whether they find anything; "
-            f"{FEWEST_TELLING} are needed to choose one",
+        raise InvalidInput(
+            f"for {telling} of {len(observed)} queries the threshold decides whether they are answered; "
+            f"{FEWEST_TELLING} are needed to choose one: ask more, or keep the one that holds"
         )
     best = float(in_both.mean())
     points = []
-    for threshold in np.linspace(0.0, 1.0, steps + 1):
+    for threshold in (step / steps for step in range(steps + 1)):
         searches = ~covered | (similarity < threshold)
         recall = float(np.where(searches, in_both, in_l1).mean())
-        points.append(TradePoint(float(threshold), float(searches.mean()), recall, best - recall))
+        points.append(TradePoint(threshold, float(searches.mean()), recall, best - recall))
     return points
 
 

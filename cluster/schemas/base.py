@@ -357,7 +357,9 @@ def _errors(error: ValidationError, data: Any) -> list[dict[str, str]]:
         found[pointer_of(path), _message(entry["type"], entry["msg"], context)] = None
         if len(found) == MAX_ERRORS:
             break
-    return [{"pointer": pointer, "message": message} for pointer, message in found]
+    # A list whose item is wrong is also "too short" for pydantic; the item's own error says it all.
+    told = [(p, m) for p, m in found if not any(other.startswith(f"{p}/") for other, _ in found)]
+    return [{"pointer": pointer, "message": message} for pointer, message in told]
 
 
 def _message(kind: str, text: str, context: Mapping[str, Any]) -> str:
