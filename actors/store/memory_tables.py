@@ -91,6 +91,7 @@ conflicts = sa.Table(
     sa.Index("conflicts_slot", "company", "slot", "status"),
     sa.Index("conflicts_subject", "company", "subject_id"),
     sa.Index("conflicts_challenger", "company", "challenger_id"),
+    sa.Index("conflicts_open", "kind", "opened_at", "due_at", **only_where("status = 'open'")),
 )
 
 #: What an owner ruled on a slot: the winning value's key, and the losing (value, source) pairs, packed. ``id``: of the

@@ -249,6 +249,19 @@ def test_a_ledger_tells_of_its_verdicts_and_of_what_is_held(ledger: Ledger, seen
     assert seen.of(m.QUEUE_LENGTH, queue="ledger_operations") == seen.of(m.WAITING_POLLS) == [0]
 
 
+def test_what_is_held_is_read_from_the_store(stores: Stores, seen: Seen) -> None:
+    engine = open_engine(stores.url("effects"))
+    ledger = DedupeLedger(engine, "ledger-0")
+    ledger.execute([("c", propose("a")), ("c", propose("b", b"l" * 32)), ("c", propose("c"))])
+    now = datetime.now(UTC)
+    seen.read(reservation_levels(engine, lambda: now + timedelta(seconds=30))())
+    seen.read(reservation_levels(engine, lambda: now + timedelta(minutes=2))())
+    ledger.close()
+    engine.dispose()
+    assert seen.of(m.RESERVATIONS) == [2, 0]
+    assert seen.of(m.OLDEST_RESERVATION) == [pytest.approx(30, abs=5), 0]
+
+
 def test_a_replaced_ledger_is_counted_as_fenced(ledger: Ledger, seen: Seen) -> None:
     ledger.run(propose("a"))
     ledger.open()

@@ -37,6 +37,14 @@ def upgrade() -> None:
     )
     op.create_index("conflicts_challenger", "conflicts", ["company", "challenger_id"], unique=False)
     op.create_index("conflicts_company", "conflicts", ["company", "status", "id"], unique=False)
+    op.create_index(
+        "conflicts_open",
+        "conflicts",
+        ["kind", "opened_at", "due_at"],
+        unique=False,
+        sqlite_where=sa.text("status = 'open'"),
+        postgresql_where=sa.text("status = 'open'"),
+    )
     op.create_index("conflicts_slot", "conflicts", ["company", "slot", "status"], unique=False)
     op.create_index("conflicts_subject", "conflicts", ["company", "subject_id"], unique=False)
     op.create_table(
