@@ -15,9 +15,10 @@ scores by a hair.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Final
@@ -30,6 +31,7 @@ from muniment.actors.positions import Column, Positions, Shrink
 _COUNT_BITS: Final = 16
 _COUNT_MASK: Final = (1 << _COUNT_BITS) - 1
 _SAMPLED: Final = 8  # every how many-th total is looked at for a first floor of the best k
+_MANY: Final = 16  # documents from which on numpy's calls are worth it
 _SHORT: Final = 16  # entries up to which a loop is faster than numpy's calls
 
 
@@ -115,6 +117,42 @@ class LexicalIndex:
             self._total_length += length - int(self._lengths.values[position])
             self._lengths.values[position] = length
             self._count += bool(document)
+
+    def add_all(self, documents: Mapping[str, Mapping[str, int]]) -> None:
+        """``add`` for each of these; of many, in less than half of the time."""
+        if len(documents) < _MANY:
+            for id, terms in documents.items():
+                self.add(id, terms)
+            return
+        with self._lock:
+            positions = [self._positions[id] for id in documents]
+            self._documents.extend([()] * (max(positions, default=-1) + 1 - len(self._documents)))
+            for id, position in zip(documents, positions, strict=True):
+                if self._documents[position]:
+                    self.add(id, {})
+            sizes = [len(terms) for terms in documents.values()]
+            # Each term gets a number; entries are made for all, and put in the order of their terms.
+            numbers: dict[str, int] = defaultdict(itertools.count().__next__)
+            spoken = itertools.chain.from_iterable(documents.values())
+            codes = np.fromiter(map(numbers.__getitem__, spoken), np.int64, sum(sizes))
+            often = itertools.chain.from_iterable(terms.values() for terms in documents.values())
+            counts = np.fromiter(often, np.int64, sum(sizes))
+            entries = np.repeat(np.array(positions, np.int64), sizes) << _COUNT_BITS | np.minimum(counts, _COUNT_MASK)
+            packed = entries[np.argsort(codes, kind="stable")].tobytes()
+            known = self._postings
+            found = [known.get(term) or known.setdefault(term, _Postings(term)) for term in numbers]
+            start = 0
+            for postings, end in zip(found, (8 * np.cumsum(np.bincount(codes))).tolist(), strict=True):
+                postings.entries.frombytes(packed[start:end])
+                start = end
+            start, coded = 0, codes.tolist()
+            for position, size in zip(positions, sizes, strict=True):
+                self._documents[position] = tuple(map(found.__getitem__, coded[start : start + size]))
+                start += size
+            lengths = [sum(terms.values()) for terms in documents.values()]
+            self._lengths.values[positions] = lengths
+            self._total_length += sum(lengths)
+            self._count += sum(map(bool, sizes))
 
     def search(self, terms: Iterable[str], k: int, mask: NDArray[np.bool_] | None = None) -> list[tuple[str, float]]:
         """The best ``k`` visible members that have at least one of the terms, as (id, BM25 > 0): highest first, equals

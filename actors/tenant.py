@@ -140,10 +140,10 @@ class TierSpace:
             self._from.values[places] = [microseconds(f.effective_at) if f.effective_at else 0 for f in facts]
             self._until.values[places] = [microseconds(f.expires_at) if f.expires_at else _EVER for f in facts]
             self._importance.values[places] = [f.importance for f in facts]
+            self.lexical.add_all({r.fact.id: kept_features.counts(r.terms) for r in residents})
             for resident, fact in zip(residents, facts, strict=True):
                 self._forget_labels(fact.id)
                 self.held[fact.id] = resident
-                self.lexical.add(fact.id, kept_features.counts(resident.terms))
                 for label in labels_of(fact):
                     self._labelled.setdefault(label, set()).add(fact.id)
 

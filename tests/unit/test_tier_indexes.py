@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -246,6 +247,30 @@ def test_words_need_a_member_and_replacing_them_replaces_the_statistics() -> Non
     for k1, b in ((-1, 0.5), (math.nan, 0.5), (1, 1.1), (1, math.nan)):
         with pytest.raises(ValueError, match="k1"):
             LexicalIndex(positions, k1, b)
+
+
+@pytest.mark.parametrize("at_once", [1, 15, 16, 40])
+def test_many_documents_at_once_are_the_same_as_one_after_the_other(at_once: int) -> None:
+    chance = random.Random(at_once)
+    one, many = (LexicalIndex(Positions(), k1=0.9, b=0.4) for _ in range(2))
+    ids = [f"f{n}" for n in range(60)]
+    for _ in range(12):
+        documents = {
+            id: {f"w{chance.randrange(30)}": chance.choice([1, 2, 70_000]) for _ in range(chance.randrange(6))}
+            for id in chance.sample(ids, at_once)
+        }
+        gone = chance.sample(ids, 8)
+        for lexical in (one, many):
+            lexical._positions.add(list(documents))
+        for id, terms in documents.items():
+            one.add(id, terms)
+        many.add_all(documents)
+        for lexical in (one, many):
+            lexical._positions.remove(gone)
+        assert len(one) == len(many)
+        assert one._corpus.size() == many._corpus.size()
+        for query in (["w1"], ["w2", "w3", "w29"], [f"w{n}" for n in range(30)]):
+            assert one.search(query, 60) == many.search(query, 60)
 
 
 def test_common_words_and_repetition_score_as_defined_in_a_large_tier() -> None:
