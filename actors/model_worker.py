@@ -67,6 +67,7 @@ class _Job:
     items: list[Any] = field(compare=False)
     future: asyncio.Future[list[Any]] = field(compare=False)
     queued_at: float = field(compare=False)
+    patient: bool = field(compare=False)
     taken: int = field(default=0, compare=False)
     rows: list[Any] = field(default_factory=list, compare=False)
 
@@ -138,9 +139,12 @@ class ModelWorker:
             "runtime": self._runtime,
         }
 
-    async def embed(self, texts: Sequence[str], priority: int = Priority.QUERY) -> bytes:
-        """``(n, d)`` float32 in C order as bytes, L2-normalised. Raises ``Overloaded`` when the queue is full."""
-        return b"".join(await self._submit("embed", list(texts), priority))
+    async def embed(self, texts: Sequence[str], priority: int = Priority.QUERY, patient: bool = False) -> bytes:
+        """``(n, d)`` float32 in C order as bytes, L2-normalised. Raises ``Overloaded`` when the queue is full.
+
+        ``patient``: a further part of what has begun, which waits for its turn as long as it takes.
+        """
+        return b"".join(await self._submit("embed", list(texts), priority, patient))
 
     async def rerank(self, query: str, texts: Sequence[str]) -> list[float]:
         """A logit for each text, higher is more relevant. Raises ``ModelUnavailable`` where there is no model."""
@@ -158,24 +162,25 @@ class ModelWorker:
         for priority in Priority:
             yield QUEUE_LENGTH, self._queued[priority], {"queue": f"model_{priority.name.lower()}"}
 
-    async def _submit(self, kind: str, items: list[Any], priority: int) -> list[Any]:
+    async def _submit(self, kind: str, items: list[Any], priority: int, patient: bool = False) -> list[Any]:
         if not items:
             return []
-        self._admit(len(items), priority)
+        self._admit(len(items), priority, patient)
         loop = asyncio.get_running_loop()
-        job = _Job(priority, next(self._numbers), kind, items, loop.create_future(), self._clock())
+        job = _Job(priority, next(self._numbers), kind, items, loop.create_future(), self._clock(), patient)
         heapq.heappush(self._jobs, job)
         self._queued[priority] += len(items)
         if self._pump is None or self._pump.done():
             self._pump = loop.create_task(self._run())
         return await job.future
 
-    def _admit(self, items: int, priority: int) -> None:
+    def _admit(self, items: int, priority: int, patient: bool) -> None:
         """Refuses what would wait too long behind what goes before it. What is bulk takes no place from queries."""
         ahead = sum(count for other, count in self._queued.items() if other <= priority)
         slowest = max(pace.seconds or 0.0 for pace in self._paces.values())
         wait = ahead * slowest
-        if ahead and (ahead + items > self._max_queued or wait > self._max_wait[priority]):
+        too_long = wait > self._max_wait[priority] and not patient
+        if ahead and (ahead + items > self._max_queued or too_long):
             raise self._full(priority, wait)
 
     def _full(self, priority: int, wait: float) -> Overloaded:
@@ -240,7 +245,8 @@ class ModelWorker:
     def _refuse_starved(self) -> None:
         """What comes first leaves no turn to what comes last, for as long as there is too much of it."""
         now = self._clock()
-        starved = [job for job in self._jobs if not job.taken and now - job.queued_at > self._max_wait[job.priority]]
+        waiting = (job for job in self._jobs if not job.taken and not job.patient)
+        starved = [job for job in waiting if now - job.queued_at > self._max_wait[job.priority]]
         for job in starved:
             self._queued[job.priority] -= job.left
             self._fail(job, self._full(job.priority, now - job.queued_at))

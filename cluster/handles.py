@@ -216,7 +216,8 @@ class WorkerPool(Pool):
         except TimeoutError:
             raise Overloaded("too much waits for the model workers", retry_after_seconds=2) from None
         try:
-            vectors: bytes = await self._call("embed", {"texts": list(texts), "priority": priority})
+            arguments = {"texts": list(texts), "priority": priority, "patient": wait_seconds is None}
+            vectors: bytes = await self._call("embed", arguments)
         finally:
             room.release()
         return vectors

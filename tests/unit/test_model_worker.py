@@ -165,6 +165,8 @@ def test_what_others_leave_no_turn_is_refused_and_nothing_is_left_of_it() -> Non
         first = await held(model, worker)
         bulk = asyncio.create_task(worker.embed(["bulk", "bulk"], Priority.INGEST))
         await asyncio.sleep(0)
+        begun = asyncio.create_task(worker.embed(["begun"], Priority.INGEST, patient=True))
+        await asyncio.sleep(0)
         now = 4.0
         queries = [asyncio.create_task(worker.embed([f"query {n}"])) for n in range(3)]
         young = asyncio.create_task(worker.embed(["young"], Priority.INGEST))
@@ -174,8 +176,9 @@ def test_what_others_leave_no_turn_is_refused_and_nothing_is_left_of_it() -> Non
         with pytest.raises(Overloaded) as refused:
             await bulk
         assert refused.value.fields["retry_after_seconds"] >= 1
-        await asyncio.gather(first, *queries, young)
-        assert [batch[0] for batch in model.batches] == ["first", "query 0", "query 1", "query 2", "young"]
+        await asyncio.gather(first, *queries, begun, young)
+        order = [text for batch in model.batches for text in batch]
+        assert order == ["first", "query 0", "query 1", "query 2", "begun", "young"]
         assert (await worker.load())["waiting_seconds"] == 0
         assert sum(worker._queued.values()) == 0
 
