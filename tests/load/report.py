@@ -104,6 +104,7 @@ def _timeline(seconds: Sequence[Result], kills: Sequence[Result], path: Path) ->
     figure()  # the backend
     pyplot.close("all")
     made, (rates, times) = pyplot.subplots(2, 1, figsize=(7, 4.4), sharex=True, layout="constrained")
+    seconds = _binned(seconds, max(1, len(seconds) // 120))
     at = [row["second"] for row in seconds]
     rates.step(at, [row["due"] for row in seconds], where="post", color=_GREY, label="due")
     rates.step(at, [row["finished"] for row in seconds], where="post", color=_BLUE, label="answered")
@@ -126,6 +127,21 @@ def _timeline(seconds: Sequence[Result], kills: Sequence[Result], path: Path) ->
     _save(made, path)
 
 
+def _binned(seconds: Sequence[Result], width: int) -> list[Result]:
+    """So many seconds at a time: rates on average, of the percentiles the median."""
+    found: list[Result] = []
+    for start in range(0, len(seconds), width):
+        rows = seconds[start : start + width]
+        names = ("due", "finished", *OUTCOMES)
+        row = {"second": start, **{name: float(np.mean([row[name] for row in rows])) for name in names}}
+        for name in ("p50_ms", "p99_ms"):
+            there = [row[name] for row in rows if name in row]
+            if there:
+                row[name] = float(np.median(there))
+        found.append(row)
+    return found
+
+
 def _memory(result: Result, path: Path) -> None:
     made, axes = figure(8, 4)
     samples = result["memory"]
@@ -141,7 +157,7 @@ def _memory(result: Result, path: Path) -> None:
     if grows:
         said = f"second half: {grows['per_minute']:+.1f} ± {grows['uncertainty']:.1f} MB a minute"
         axes.set_title(f"Memory of all processes; {said}", loc="left", fontsize=10)
-    axes.set_ylabel("MB (shared memory in parts)")
+    axes.set_ylabel("MB, anonymous")
     axes.set_xlabel("seconds (dotted: a Ray actor is killed)")
     axes.legend(frameon=False, fontsize=7, ncols=4, loc="lower left")
     _save(made, path)

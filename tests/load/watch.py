@@ -24,10 +24,10 @@ def kind_of(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
-def resident_bytes(pid: int) -> int:
-    """Its memory, with what it shares counted in equal parts to those who share it."""
+def own_bytes(pid: int) -> int:
+    """Its anonymous memory, which is where a leak is; programs and libraries are shared with whoever else runs."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
+        if line.startswith("Anonymous:"):
             return int(line.split()[1]) * 1024
     return 0
 
@@ -52,7 +52,7 @@ class Watch:
         found: dict[str, int] = defaultdict(int)
         for pid in self._processes():
             try:
-                found[kind_of(pid)] += resident_bytes(pid)
+                found[kind_of(pid)] += own_bytes(pid)
             except OSError:  # it ended meanwhile
                 continue
         return {"second": self.clock() - self.start, "bytes": dict(found)}
