@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from muniment.actors.embedding import Embedder
 from muniment.actors.store import memory_store
 from muniment.actors.store import memory_tables as t
-from muniment.actors.store.engine import unbound, writing
+from muniment.actors.store.engine import epochs, unbound, writing
 from muniment.policies.errors import StateConflict
 
 #: Facts that are embedded and kept in one transaction: what an interruption loses.
@@ -80,6 +80,8 @@ def _switch(engine: sa.Engine, embedder: Embedder) -> None:
     new = sa.select(s.vector).where(s.fact_id == v.fact_id)
     with writing(engine).begin() as connection:
         unbound(connection)
+        # A shard that runs all the same, on another machine, is refused from here on.
+        connection.execute(epochs.update().where(epochs.c.role.startswith("shard-")).values(epoch=epochs.c.epoch + 1))
         left = connection.execute(sa.select(v.fact_id).where(~sa.exists().where(s.fact_id == v.fact_id)).limit(1))
         if left.first() is not None:
             raise StateConflict("facts were stored meanwhile; stop every service on this store and run it again")

@@ -1,4 +1,4 @@
-"""The router: it owns how a recall runs, and holds no state.
+"""The router: it owns how a recall runs, and holds no state but what it can learn again.
 
 Three trips at most: embed the query, have the shard apply the plan, have the best candidates reranked. It degrades
 loudly: without a reranker the answer says so and keeps the retrieval order.

@@ -13,7 +13,7 @@ from muniment.actors import reindexing
 from muniment.actors.reindexing import reindex
 from muniment.actors.store import memory_store
 from muniment.actors.store import memory_tables as t
-from muniment.policies.errors import ConfigurationError, StateConflict
+from muniment.policies.errors import ConfigurationError, Fenced, StateConflict
 from tests.stores import Stores
 from tests.unit.test_memory_shard import ANA, Bench
 
@@ -102,6 +102,16 @@ def test_a_fact_that_is_deleted_meanwhile_leaves_no_vector(bench: Bench) -> None
         assert ids[0] not in connection.execute(sa.select(t.staged_vectors.c.fact_id)).scalars().all()
     reindex(bench.engine, Letters())
     assert sorted(stored(bench)[0]) == ids[1:]
+
+
+def test_a_shard_that_runs_all_the_same_is_refused(bench: Bench) -> None:
+    reindex(bench.engine, Letters())
+    with pytest.raises(Fenced):
+        asyncio.run(bench.tell({"text": "a late fact"}))
+    bench.shard.close()
+    bench.start()
+    with pytest.raises(ConfigurationError, match="muniment reindex"):
+        asyncio.run(bench.tell({"text": "a late fact"}))
 
 
 def test_nothing_is_switched_where_a_vector_is_missing(bench: Bench) -> None:
