@@ -3,109 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-import os
 import random
-import signal
-import sys
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
-import sqlalchemy as sa
 
 from muniment.actors.dedupe_ledger import DedupeLedger
-from muniment.actors.ledger_ops import Confirm, Op, Propose, Proposed, Renew, Result, Token
-from muniment.actors.store import effect_store
-from muniment.actors.store.engine import open_engine, sqlite_url
-from muniment.cluster.ledger_actor import LedgerActor, create_ledger
+from muniment.actors.ledger_ops import Confirm, Propose, Proposed, Renew, Token
 from muniment.cluster.ledger_handle import LedgerHandle
 from muniment.cluster.settings import Settings
 from muniment.policies.errors import MunimentError, StaleReservation
 from muniment.policies.fingerprint import effect_key, parse_key_paths
+from tests.fault import seeds
+from tests.fault.mortal_ledger import POINTS, MortalLedger
 
 SECOND = 1_000_000
 PATHS = parse_key_paths(["/what"])
-_names = itertools.count()
-
-
-class DyingLedger(DedupeLedger):
-    """Kills its process once, at the point that a file names (``KIND point``), when a batch has such an operation."""
-
-    order: Path
-
-    def execute(self, operations: Sequence[tuple[str, Op]]) -> list[Result]:
-        self._kinds = {type(op).__name__ for _, op in operations}
-        return super().execute(operations)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sa.Connection]:
-        with super()._transaction() as connection:
-            yield connection
-            self._die_at("before the commit")
-        self._die_at("after the commit")
-
-    def _die_at(self, point: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            kind, wanted = self.order.read_text().split(maxsplit=1)
-            if wanted == point and kind in self._kinds:
-                self.order.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-class DyingActor(LedgerActor):
-    """A ledger actor that can be told when to die."""
-
-    def _open(self, url: str, role: str) -> DedupeLedger:
-        ledger = DyingLedger(open_engine(url), role)
-        ledger.order = Path(url.removeprefix("sqlite+pysqlite:///")).with_name("die")
-        ledger._kinds = set()
-        return ledger
-
-    async def pid(self) -> int:
-        return os.getpid()
 
 
 @pytest.fixture
-def ledger(ray_cluster: Settings, tmp_path: Path) -> Iterator[Ledger]:
-    # The workers cannot import this module.
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    made = Ledger(ray_cluster.ray.namespace, tmp_path)
+def ledger(ray_cluster: Settings, tmp_path: Path) -> Iterator[MortalLedger]:
+    made = MortalLedger(ray_cluster.ray.namespace, tmp_path)
     yield made
-    ray.kill(made.actor)
-    made.engine.dispose()
-
-
-class Ledger:
-    """A ledger that can be killed."""
-
-    def __init__(self, namespace: str, directory: Path) -> None:
-        self.name = f"dying-ledger-{next(_names)}"
-        self.namespace = namespace
-        self.order = directory / "die"
-        self.engine = open_engine(sqlite_url(directory / "effects.db"))
-        url = sqlite_url(directory / "effects.db")
-        self.actor = create_ledger(url, 0, namespace=namespace, name=self.name, actor_class=DyingActor)
-
-    def handle(self) -> LedgerHandle:
-        return LedgerHandle(self.name, self.namespace, deadline_seconds=120)
-
-    def kill_at(self, kind: str, point: str) -> None:
-        self.order.write_text(f"{kind} {point}")
-
-    def trail(self, run: str) -> list[dict[str, Any]]:
-        with self.engine.connect() as connection:
-            return list(effect_store.decision_log.entries(connection, "acme", run_id=run))
-
-    def verify(self) -> Any:
-        with self.engine.connect() as connection:
-            return effect_store.decision_log.verify(connection)[1]
+    made.close()
 
 
 async def propose(handle: LedgerHandle, what: str, run: str, wait: float = 0) -> Proposed:
@@ -120,11 +44,8 @@ def token_of(proposed: Proposed) -> Token:
     return Token.parse(proposed.token)
 
 
-POINTS = ["before the commit", "after the commit"]
-
-
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_while_reserving(ledger: Ledger, point: str) -> None:
+def test_killed_while_reserving(ledger: MortalLedger, point: str) -> None:
     async def main() -> None:
         handle = ledger.handle()
         epoch = await _ready(handle)
@@ -148,7 +69,7 @@ def test_killed_while_reserving(ledger: Ledger, point: str) -> None:
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("kind", ["Confirm", "Renew"])
-def test_killed_while_confirming_or_renewing(ledger: Ledger, kind: str, point: str) -> None:
+def test_killed_while_confirming_or_renewing(ledger: MortalLedger, kind: str, point: str) -> None:
     async def main() -> None:
         handle = ledger.handle()
         held = token_of(await propose(handle, "x", "r0"))
@@ -173,11 +94,9 @@ async def _ready(handle: LedgerHandle) -> int:
     return int((await handle.health())["epoch"])
 
 
-def test_killed_at_random_under_load(ledger: Ledger) -> None:
+def test_killed_at_random_under_load(ledger: MortalLedger) -> None:
     """Runs that contend for keys keep their own account of what was acknowledged."""
-    seed = int(os.environ.get("MUNIMENT_TEST_SEED") or random.randrange(10**6))
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = random.Random(seeds.seed())
     keys, holders, confirmed = 60, {}, {}
 
     async def run(handle: LedgerHandle, number: int) -> None:
@@ -199,9 +118,7 @@ def test_killed_at_random_under_load(ledger: Ledger) -> None:
     async def killer(runs: asyncio.Future[Any]) -> int:
         kills = 0
         while not runs.done() and kills < 4:
-            with contextlib.suppress(ray.exceptions.RayActorError, ProcessLookupError):
-                os.kill(await asyncio.wrap_future(ledger.actor.pid.remote().future()), signal.SIGKILL)
-                kills += 1
+            kills += await ledger.kill()
             await asyncio.sleep(chance.uniform(0, 0.3))
         return kills
 
@@ -220,7 +137,7 @@ def test_killed_at_random_under_load(ledger: Ledger) -> None:
     asyncio.run(main())
 
 
-def test_a_replaced_ledger_that_still_runs_is_fenced_and_its_callers_are_told(ledger: Ledger) -> None:
+def test_a_replaced_ledger_that_still_runs_is_fenced_and_its_callers_are_told(ledger: MortalLedger) -> None:
     async def main() -> None:
         handle = LedgerHandle(ledger.name, ledger.namespace, deadline_seconds=0.5)
         held = token_of(await propose(handle, "x", "r0"))
