@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from muniment.actors.store.control_store import ControlStore
+from muniment.actors.store.control_store import Calibration, ControlStore
 from muniment.actors.store.engine import sqlite_url
+from muniment.actors.store.policy_book import PolicyBook
 from muniment.deploy.cli import app
 from muniment.policies.errors import CorruptData, NotFound
+
+CALIBRATION = Calibration(threshold=0.8, queries=400, searches_l2=0.5, recall_lost=0.001)
 
 
 def muniment(*arguments: object) -> Result:
@@ -26,6 +29,8 @@ def data_dir(tmp_path: Path) -> Path:
     control = ControlStore(sqlite_url(folder / "control.db"))
     control.create_company("acme", "operator")
     control.put_precedence("acme", {"fields": {}}, "ana")
+    control.put_memory_policy("acme", {"languages": ["pt"]}, "ana")
+    control.calibrate("acme", "a model", CALIBRATION, "key:operator")
     control.close()
     return folder
 
@@ -35,7 +40,7 @@ def test_a_company_moves_by_two_commands(data_dir: Path, tmp_path: Path) -> None
     exported = muniment("export", file, "--company", "acme", "--data-dir", data_dir)
     assert (exported.exit_code, "1 companies" in exported.stdout) == (0, True)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    for new in ("1 companies, 5 rows", "0 companies, 0 rows"):
+    for new in ("1 companies, 9 rows", "0 companies, 0 rows"):
         imported = muniment("import", file, "--data-dir", other)
         assert (imported.exit_code, new in imported.stdout) == (0, True), imported.stdout
     verified = muniment("verify", "--json", "--data-dir", other)
@@ -45,6 +50,8 @@ def test_a_company_moves_by_two_commands(data_dir: Path, tmp_path: Path) -> None
     policy = control.precedence("acme")
     assert policy is not None
     assert policy.version == 1
+    assert PolicyBook(control).memory("acme").languages == ("pt",)
+    assert control.calibrations("acme") == {"a model": CALIBRATION}
     control.close()
 
 
