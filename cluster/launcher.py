@@ -18,6 +18,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
@@ -36,6 +37,9 @@ OPERATOR_KEY_FILE = "operator.key"
 TOKEN_FILE = "ray.token"
 _LOCK_FILE = "service.lock"
 _STOP_SECONDS = 30.0
+#: How often it is looked whether the Ray actors have ended, and the pause between two looks.
+_ENDING_LOOKS = 300
+_ENDING_PAUSE_SECONDS = 0.1
 #: Ray gives a node 30 s to come up, which a very busy machine exceeds.
 _RAY_ATTEMPTS = 3
 _LONGEST_TEMPORARY_FOLDER = 20
@@ -387,12 +391,21 @@ def _withdraw(settings: Settings) -> None:
 
 
 def _end_actors(settings: Settings) -> None:
-    """Ends the named Ray actors; what they write goes on being refused or is committed, as when one dies."""
+    """Ends the named Ray actors, and waits until their names are free; for what they write it is as when one dies.
+
+    Raises ``Unavailable`` where one does not end.
+    """
     import ray
 
-    for entry in ray.util.list_named_actors(all_namespaces=True):
-        if entry["namespace"] == settings.ray.namespace:
-            ray.kill(ray.get_actor(entry["name"], namespace=entry["namespace"]))
+    for _ in range(_ENDING_LOOKS):
+        left = [a for a in ray.util.list_named_actors(all_namespaces=True) if a["namespace"] == settings.ray.namespace]
+        if not left:
+            return
+        for entry in left:
+            with suppress(ValueError):  # gone meanwhile
+                ray.kill(ray.get_actor(entry["name"], namespace=entry["namespace"]))
+        time.sleep(_ENDING_PAUSE_SECONDS)
+    raise Unavailable(f"a Ray actor does not end: {left[0]['name']}", retry_after_seconds=5)
 
 
 def _write_state(settings: Settings, url: str, ray_address: str) -> None:

@@ -49,7 +49,10 @@ def found(data_dir: Path) -> launcher.Running:
 
 
 def operator_key(data_dir: Path) -> str:
-    """The operator's key of the service of ``data_dir``. Raises ``Unavailable``."""
+    """The operator's key of the service of ``data_dir``, from the settings or its file. Raises ``Unavailable``."""
+    given = load(data_dir=data_dir).auth.operator_key
+    if given is not None:
+        return given.get_secret_value().strip()
     path = data_dir / launcher.OPERATOR_KEY_FILE
     try:
         return path.read_text().strip()
