@@ -58,6 +58,12 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         "--queries 60",
         "",
     ),
+    "tenants": Benchmark(
+        "tests.bench.tenants",
+        "--tenants 10 --active 5 --seconds 1",
+        "",
+        "--tenants 100000 --active 1000 --facts 10",
+    ),
     "recovery": Benchmark(
         "tests.bench.recovery",
         "--facts 100 --rounds 1",
