@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final, get_args
 
 import ray
@@ -51,7 +52,8 @@ class Scaler:
         self._settings = settings
         memory, effects = (open_engine(settings.store_url(name)) for name in ("memory", "effects"))
         self._engines: dict[Kind, sa.Engine] = {kind: effects if kind == "ledger" else memory for kind in KINDS}
-        self._wake = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked = asyncio.Event()
         self._background: set[asyncio.Task[Any]] = set()
         self._workers: dict[int, ActorHandle] = {}
         #: Why it does not get on, or None.
@@ -74,7 +76,7 @@ class Scaler:
         """Says how many there are to be, and has it done. Raises ``StoreUnavailable``."""
         for kind, members in wanted.items():
             self._write(kind, lambda connection, k=kind, n=members: tenure.want(connection, k, n))  # type: ignore[misc]
-        self._wake.set()
+        self._notice()
 
     def worker_sizes(self) -> tuple[int, int]:
         """How many model workers there are to be, and are used. Raises ``StoreUnavailable``."""
@@ -87,8 +89,13 @@ class Scaler:
         placed: PartitionMap = self._write(
             "shard", lambda connection: tenure.place_company(connection, company, pinned=pinned, apart=apart)
         )
-        self._wake.set()
+        self._notice()
         return placed
+
+    def _notice(self) -> None:
+        """Has the work in the background look now."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._asked.set)
 
     def _write(self, kind: Kind, body: Callable[[sa.Connection], Any]) -> Any:
         with available(), writing(self._engines[kind]).begin() as connection:
@@ -128,6 +135,7 @@ class Scaler:
         threading.Thread(target=lambda: asyncio.run(self._run()), name="scaler", daemon=True).start()
 
     async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
         workers = self._settings.workers
         if workers.max_count is not None:
             policy = PoolPolicy(least=workers.count, most=workers.max_count)
@@ -142,8 +150,9 @@ class Scaler:
             except Exception as error:
                 log.exception("scaling failed in a way nobody foresaw")
                 self.problem = f"{type(error).__name__}; see the log"
-            if await asyncio.to_thread(self._wake.wait, _LOOK_SECONDS):
-                self._wake.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), _LOOK_SECONDS)
+            self._asked.clear()
 
     async def _load_of(self, number: int) -> dict[str, float]:
         name = actor_name("worker", number)
@@ -242,7 +251,8 @@ class Scaler:
         role = await asyncio.to_thread(self._role, kind)
         surplus = self.running()[kind] - role.needed
         for number in surplus:
-            ray.kill(ray.get_actor(actor_name(kind, number), namespace=self._settings.ray.namespace))
+            with suppress(ValueError):  # another one ended it
+                ray.kill(ray.get_actor(actor_name(kind, number), namespace=self._settings.ray.namespace))
         while surplus & self.running()[kind]:
             await asyncio.sleep(0.05)
 
