@@ -35,6 +35,7 @@ from tests.bench.reranker_words import (
 )  # fmt: skip
 
 SEED: Final = 20261130
+NEGATIVES: Final = 5
 
 
 @dataclass(frozen=True)
@@ -374,18 +375,30 @@ def generated(per_family: int, held_out: bool) -> list[Question]:
     return found
 
 
+_SPACED: Final = (
+    (re.compile(r" n't\b"), "n't"),
+    (re.compile(r"\b([Cc])a n't\b"), r"\1an't"),
+    (re.compile(r" (['’](?:s|m|re|ve|ll|d|S|M|RE|VE|LL|D))\b"), r"\1"),
+    (re.compile(r"\b([Gg]on|[Ww]an) (na|ta)\b"), r"\1\2"),
+    (re.compile(r"\b([Gg]ot) ta\b"), r"\1ta"),
+    (re.compile(r" ([,.?!;:])"), r"\1"),
+)
+
+
+def unspaced(text: str) -> str:
+    """Text whose words and marks were set apart, as people write it: ``do n't , you`` becomes ``don't, you``."""
+    for pattern, plain in _SPACED:
+        text = pattern.sub(plain, text)
+    return text
+
+
 def given(path: Path) -> list[Question]:
-    """The questions of ``path``."""
+    """The questions of ``path`` that have the negatives which a step needs."""
     questions = []
     for row in json.loads(path.read_text(encoding="utf-8")):
-        positives = tuple(row["pos"])
-        negatives = tuple(dict.fromkeys(text for text in row["neg"] if text not in positives))
-        if positives and negatives:
-            questions.append(Question(row["src"], row["q"], positives, negatives))
+        clean = unspaced if row["src"] == "friends" else str
+        positives = tuple(map(clean, row["pos"]))
+        negatives = tuple(dict.fromkeys(text for text in map(clean, row["neg"]) if text not in positives))
+        if positives and len(negatives) >= NEGATIVES:
+            questions.append(Question(row["src"], clean(row["q"]), positives, negatives))
     return questions
-
-
-def dated(rng: random.Random, text: str) -> str:
-    """``text`` with a time in front, such as ``(4:20 pm on 7 March, 2024)``."""
-    time = f"{rng.randrange(1, 13)}:{rng.randrange(60):02d} {rng.choice(('am', 'pm'))}"
-    return f"({time} on {rng.randrange(1, 29)} {rng.choice(MONTHS)}, {rng.randrange(2019, 2027)}) {text}"
