@@ -44,6 +44,23 @@ def test_a_key_is_one_line_and_valid_at_once(service: Service) -> None:
         client.memories()
 
 
+def test_a_gate_is_not_calibrated_by_too_little(service: Service) -> None:
+    key = service.key("cli-gate")
+    with service.client(key) as client:
+        source = {"kind": "counterparty"}
+        client.remember([{"text": f"pump {n} of hall {n} leaks oil", "source": source} for n in range(3)])
+    tried = muniment("calibrate", "--company", "cli-gate", "--data-dir", service.data_dir)
+    assert (tried.returncode, tried.stdout) == (1, "")
+    assert "for 0 of 3 queries" in tried.stderr
+    assert tried.stderr.count("\n") == 1
+
+
+def test_a_running_service_is_not_reindexed(service: Service) -> None:
+    tried = muniment("reindex", "--data-dir", service.data_dir)
+    assert (tried.returncode, tried.stdout) == (1, "")
+    assert "muniment down" in tried.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [

@@ -390,6 +390,50 @@ def test_precedence_is_read_replaced_simulated_and_audited(api: Open) -> None:
     assert len(curator("GET", "/v1/decisions", kind="policy")["entries"]) == 1
 
 
+def test_the_memory_policy_says_what_is_important_and_how_texts_are_read(api: Open, service: Service) -> None:
+    curator, agent = api("curator"), api("agent")
+    assert curator("GET", "/v1/policies/memory")["version"] == 0
+    agent("PUT", "/v1/policies/memory", {}, expect=403)
+    rules = [{"importance": 0.95, "pattern": "fatal|panic"}, {"importance": 0.2, "source_kind": "agent_summary"}]
+    policy = {
+        "importance": {"rules": rules, "default": 0.4},
+        "entities": {"order": "pedido [a-z]+"},
+        "languages": ["en"],
+        "retention": "paper",
+    }
+    written = curator("PUT", "/v1/policies/memory", policy)
+    assert written == {**policy, "version": 1}
+    wrong = curator("PUT", "/v1/policies/memory", {"entities": {"order": "(a"}, "languages": ["klingon"]}, expect=422)
+    assert [error["pointer"] for error in wrong["errors"]] == ["/entities/order", "/languages/0"]
+    assert curator("GET", "/v1/policies/memory") == written
+    said = {"counterparty": ("KERNEL PANIC do pedido azul", "As reuniões foram adiadas"), "agent_summary": ("nada",)}
+    agent.remember(*({"text": text, "source": {"kind": kind}} for kind, texts in said.items() for text in texts))
+    agent.remember({"text": "panic, says a teller", "source": {"kind": "counterparty"}, "importance": 0.01})
+    importance = {fact["text"]: fact["importance"] for fact in agent("GET", "/v1/memories")["memories"]}
+    assert importance == {
+        "KERNEL PANIC do pedido azul": 0.95,
+        "As reuniões foram adiadas": 0.4,
+        "nada": 0.2,
+        "panic, says a teller": 0.01,
+    }
+
+    def asked(query: str) -> tuple[list[str], float]:
+        answer = agent("POST", "/v1/recall", {"query": query, "explain": True, "profile": "fast"})
+        terms = {result["fact"]["text"]: result["terms"] for result in answer["results"]}
+        return answer["route"]["gate"]["query_entities"], terms["As reuniões foram adiadas"]["lexical"]
+
+    assert asked("reunião do pedido azul") == (["pedido azul"], 0)
+    curator("PUT", "/v1/policies/memory", {"languages": ["pt"]})
+    entities, lexical = asked("reunião do pedido azul")
+    assert (entities, lexical > 0) == ([], True)
+    assert len(curator("GET", "/v1/decisions", kind="memory_policy")["entries"]) == 2
+    gate = curator("GET", "/v1/stats")["gate"]
+    assert gate == {"model": "all-MiniLM-L6-v2", "threshold": 0.7}
+    with service.client(curator.http.headers["Authorization"].removeprefix("Bearer ")) as client:
+        assert client.set_memory_policy(policy)["version"] == 3
+        assert client.memory_policy()["retention"] == "paper"
+
+
 def test_keys_are_made_listed_and_revoked(api: Open, service: Service, company: str) -> None:
     admin = api("admin")
     made = admin("POST", "/v1/keys", {"roles": ["agent"], "user": "ana"})
