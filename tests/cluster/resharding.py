@@ -30,6 +30,7 @@ from muniment.actors.store.control_store import ControlStore
 from muniment.actors.store.decision_log import DecisionLog
 from muniment.actors.store.engine import open_engine
 from muniment.cluster.actor_classes import create_actors
+from muniment.cluster.handles import ActorHandle
 from muniment.cluster.ledger_handle import Ledgers
 from muniment.cluster.naming import actor_name
 from muniment.cluster.roster import Roster, Shards
@@ -161,7 +162,7 @@ class World:
                 ray.kill(
                     ray.get_actor(actor_name("shard", victim), namespace=self.settings.ray.namespace), no_restart=False
                 )
-                await self.shards.members()[actor_name("shard", victim)].stats()
+                await ActorHandle(actor_name("shard", victim), self.settings.ray.namespace).call("stats")
                 await self.at_work(5 * CLIENTS)
             await asyncio.gather(work, return_exceptions=attempt == 0)
         state = await asyncio.to_thread(scaler.state)
