@@ -11,16 +11,8 @@ from pathlib import Path
 import pytest
 
 from muniment.cluster import processes
+from tests.spread import SOON
 from tests.stores import Postgres
-
-#: How soon Ray calls a node dead that does not answer, in milliseconds; its own values are for networks.
-SOON = {
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "2000",
-    "RAY_health_check_failure_threshold": "3",
-    "RAY_timeout_ms_task_wait_for_death_info": "50",
-}
 
 
 @pytest.mark.timeout(600)
