@@ -64,7 +64,7 @@ def telling(text: str) -> dict[str, Any]:
 
 
 def call(actor: Any, verb: str, /, **arguments: Any) -> Any:
-    kind, value = unpack(ray.get(actor.call.remote(pack([verb, arguments, {}])), timeout=60))
+    kind, value = unpack(ray.get(actor.call.remote(pack([verb, arguments, []])), timeout=60))
     if kind == "error":
         raise MunimentError.from_wire(value)
     return value
@@ -101,7 +101,7 @@ def test_a_shard_that_was_paused_wakes_up_fenced(settings: Settings) -> None:
     pid = ray.get(old.pid.remote(), timeout=60)
     os.kill(pid, signal.SIGSTOP)
     try:
-        late = old.call.remote(pack(["remember", telling("never"), {}]))
+        late = old.call.remote(pack(["remember", telling("never"), []]))
         new = shard(settings, "shard-0")
         call(new, "remember", **telling("second"))
     finally:
