@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 import ray
 
+from muniment.actors.metrics import Observe
 from muniment.actors.model_worker import Priority
+from muniment.actors.store.engine import open_engine, writing
+from muniment.actors.store.tenure import begin
 from muniment.cluster.actor_classes import WorkerActor, worker_pool
+from muniment.cluster.services import prepare_stores
 from muniment.cluster.settings import Settings, load
 
 NAMES = ("worker-0", "worker-1")
@@ -23,8 +27,8 @@ class MortalWorker(WorkerActor):
 
     verbs = WorkerActor.verbs | {"pid"}
 
-    def open(self) -> Any:
-        body = super().open()
+    def open(self, observe: Observe) -> Any:
+        body = super().open(observe)
 
         async def pid() -> int:
             return os.getpid()
@@ -34,13 +38,18 @@ class MortalWorker(WorkerActor):
 
 
 @pytest.fixture(scope="module")
-def pool_settings(ray_cluster: Settings) -> Any:
-    """Two workers without a reranker, in a namespace of their own."""
+def pool_settings(ray_cluster: Settings, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Two workers without a reranker, in a namespace and with a store of their own."""
     settings = load(
-        data_dir=ray_cluster.data_dir,
+        data_dir=tmp_path_factory.mktemp("workers"),
         ray={"namespace": "workers-test"},
         workers={"count": 2, "reranker": "none"},
     )
+    prepare_stores(settings, upgrade=False)
+    engine = open_engine(settings.store_url("memory"))
+    with writing(engine).begin() as connection:
+        begin(connection, "worker", len(NAMES))
+    engine.dispose()
     actors = [
         ray.remote(MortalWorker)
         .options(name=name, namespace="workers-test", max_restarts=-1, num_cpus=0, max_concurrency=1_000)
