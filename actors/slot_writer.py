@@ -429,6 +429,7 @@ class SlotWriter:
         slots = {slot.key: slot for slot in memory_store.crowded_slots(connection, company)}
         disputed = conflict_store.open_conflicts(connection, company)
         slots.update({conflict.slot.key: conflict.slot for conflict in disputed if conflict.slot is not None})
+        self._policies.current(company)  # a load has not asked what is in force, as every write has
         version, rules_of = self._rules_in_force(company)
         pages = SlotPages(connection, company, rules_of, version, _actor(_NOBODY), self._tick)
         pages.read(slots.values())

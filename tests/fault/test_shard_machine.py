@@ -206,7 +206,7 @@ class ShardMachine(RuleBasedStateMachine):
         if tenant is None:
             return
         with self.bench.engine.connect() as connection:
-            fresh = self.bench.shard._load(connection, "acme", DIMENSION)
+            fresh = self.bench.shard._loader.load(connection, "acme", DIMENSION)
         assert {id: (r.fact, r.tier) for id, r in tenant.residents.items()} == {
             id: (r.fact, r.tier) for id, r in fresh.residents.items()
         }
