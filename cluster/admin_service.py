@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from muniment.actors.clock import Clock, system_clock
 from muniment.actors.store.control_store import ControlStore, KeyRecord, Versioned
@@ -255,32 +255,32 @@ class AdminService:
 
     async def set_precedence(self, principal: Principal, request: PrecedenceRequest) -> Answer:
         """Replaces the precedence policy."""
-        require(principal, Permission.CURATE)
-        body = request.root.model_dump(mode="json", exclude_none=True)
-        company = require_company(principal)
-        return _policy_out(await self._run(self._store.put_precedence, company, body, principal.actor))
+        return await self._replace(principal, request.root, self._store.put_precedence)
 
     async def precedence(self, principal: Principal) -> Answer:
         """The precedence policy in force; version 0 is the default, which nobody wrote."""
-        require(principal, Permission.CURATE)
-        found = await self._read(self._store.precedence, require_company(principal))
-        if found is None:
-            return {**PrecedencePolicy().model_dump(mode="json", exclude_none=True), "version": 0}
-        return _policy_out(found)
+        return await self._in_force(principal, self._store.precedence, PrecedencePolicy())
 
     async def set_memory_policy(self, principal: Principal, request: MemoryPolicyRequest) -> Answer:
         """Replaces the memory policy."""
-        require(principal, Permission.CURATE)
-        body = request.root.model_dump(mode="json", exclude_none=True)
-        company = require_company(principal)
-        return _policy_out(await self._run(self._store.put_memory_policy, company, body, principal.actor))
+        return await self._replace(principal, request.root, self._store.put_memory_policy)
 
     async def memory_policy(self, principal: Principal) -> Answer:
         """The memory policy in force; version 0 is the default, which nobody wrote."""
+        return await self._in_force(principal, self._store.memory_policy, MemoryPolicy())
+
+    async def _replace(self, principal: Principal, policy: BaseModel, put: Callable[..., Versioned]) -> Answer:
         require(principal, Permission.CURATE)
-        found = await self._read(self._store.memory_policy, require_company(principal))
+        body = policy.model_dump(mode="json", exclude_none=True)
+        return _policy_out(await self._run(put, require_company(principal), body, principal.actor))
+
+    async def _in_force(
+        self, principal: Principal, read: Callable[[str], Versioned | None], default: BaseModel
+    ) -> Answer:
+        require(principal, Permission.CURATE)
+        found = await self._read(read, require_company(principal))
         if found is None:
-            return {**MemoryPolicy().model_dump(mode="json", exclude_none=True), "version": 0}
+            return {**default.model_dump(mode="json", exclude_none=True), "version": 0}
         return _policy_out(found)
 
 

@@ -1,7 +1,7 @@
 """What is stored of effects: keys, handovers of keys, repeats of runs, the ledger's clock, and the trail.
 
 The trail is a decision log. The statements of the hot path are written out, a whole batch in one, because SQLAlchemy
-Core's own cost would be the larger part of them; everything dialects differ in stands in ``_Statements``.
+Core's own cost would be the larger part of them; what dialects differ in stands in ``statements`` and ``_Statements``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Opening a store: one SQLAlchemy engine per database, SQLite or PostgreSQL, set up to lose nothing that was committed.
 
-Everything dialects differ in, the ledger's hot path aside, stands here. Texts compare by code point in both.
+Everything dialects differ in, the text of frequent statements aside, stands here. Texts compare by code point in both.
 """
 
 from __future__ import annotations

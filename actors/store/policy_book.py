@@ -1,8 +1,8 @@
 """What is written for a company's memory, out of the control store: its policies, and its gate's threshold.
 
-What is in force is asked of the store for each request. What it last said is kept for three things: a policy is read
-again only where it changed; the many questions of one request are about one state; and recalls go on while the store is
-away.
+What is in force is asked of the store for each recall and each group of writes. What it last said is kept for three
+things: a policy is read again only where it changed; the many questions of one request are about one state; and recalls
+go on while the store is away.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from typing import Any, cast, get_args
 import sqlalchemy as sa
 
 from muniment.actors.store import memory_tables
-from muniment.actors.store.engine import cursor_of, driver_errors, roles, writing
+from muniment.actors.store.engine import roles, writing
+from muniment.actors.store.statements import read_row
 from muniment.policies.errors import Fenced, Moved, NotFound
 from muniment.policies.partitioning import Divided, Kind, PartitionMap, Unit, assign
 
@@ -175,10 +176,9 @@ class Fence:
             self.map = read_role(connection, self._kind).map
         self.epoch: int = taken.epoch
         self._moves: int = taken.moves
-        mark, lock = ("?", "") if engine.dialect.name == "sqlite" else ("%s", " FOR SHARE")
-        self._look = f"SELECT epoch, moves FROM epochs WHERE role = {mark}"
+        self._look = "SELECT epoch, moves FROM epochs WHERE role = ?"
         # Whoever takes over, or moves something, waits for the transactions that have passed the check.
-        self._check = self._look + lock
+        self._check = self._look + ("" if engine.dialect.name == "sqlite" else " FOR SHARE")
 
     def check(self, connection: sa.Connection) -> None:
         """Raises ``Fenced`` where a newer instance took over; until the transaction ends, none can, and nothing moves.
@@ -216,8 +216,7 @@ class Fence:
         return self.map.members[partition] == self.number
 
     def _moves_now(self, connection: sa.Connection, statement: str) -> int:
-        with driver_errors(connection.dialect):
-            row = cursor_of(connection).execute(statement, (self.role,)).fetchone()
+        row = read_row(connection, statement, self.role)
         newest, moves = (None, 0) if row is None else row
         if newest != self.epoch:
             raise Fenced(f"{self.role}: epoch {self.epoch} was replaced by {newest}", role=self.role)
