@@ -41,6 +41,7 @@ class Router:
         self._workers = workers
         self._shard_of = shard_of
         self._profiles = profiles
+        self._packable = {name: profile.model_dump(mode="json") for name, profile in profiles.items()}
         self._observe = observe
         self._model_name: str | None = None
         #: How companies' queries are read, where not as usual; whatever it says, the shard's reading counts.
@@ -101,7 +102,7 @@ class Router:
                 "extraction": extraction.fingerprint,
                 "top_k": top_k,
                 "model": await self._model(),
-                "profile": settings.model_dump(mode="json"),
+                "profile": self._packable[profile],
                 "user": user,
                 "filters": filters,
                 "moments": moments or {},
