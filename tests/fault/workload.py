@@ -67,10 +67,11 @@ async def tell(hands: Hands, account: Account, name: str) -> None:
 
 
 async def ask(hands: Hands, account: Account, name: str) -> None:
-    """Something that was acknowledged is found, and nothing of another company."""
-    wanted = hands.chance.choice(list(account.essential.values())) if account.essential else account.text("nothing")
+    """Something that was acknowledged before the question is found, and nothing of another company."""
+    told = list(account.essential.values())
+    wanted = hands.chance.choice(told) if told else account.text("nothing")
     found = [result["fact"]["text"] for result in (await hands.agent.recall(wanted, top_k=5))["results"]]
-    assert wanted in found or not account.essential, "acknowledged, and not found"
+    assert wanted in found or not told, "acknowledged, and not found"
     assert all(text.startswith(account.text("")) for text in found), "another company's"
 
 
