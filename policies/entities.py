@@ -146,7 +146,7 @@ def _keep_tokens(text: str, found: dict[str, None]) -> None:
             return
         word = match[0]
         gap = text[end : match.start()]
-        starts_sentence = not end or _SENTENCE_END.search(gap) is not None
+        starts_sentence = not end or (gap != " " and _SENTENCE_END.search(gap) is not None)
         if run and (gap != " " or len(run) >= _MAX_RUN):
             close()
         end = match.end()
@@ -201,6 +201,8 @@ def _is_quantity(word: str, text: str, start: int, end: int) -> bool:
 
 def _is_identifier(word: str, starts_sentence: bool) -> bool:
     """Letters with digits, or parts held together by something that prose does not use between small words."""
+    if word.isalpha() or word.isdigit():
+        return False
     has_digit = any(c.isdigit() for c in word)
     has_letter = any(c.isalpha() for c in word)
     if has_digit and has_letter:

@@ -116,10 +116,10 @@ def language_of(text: str, languages: Sequence[str] = DEFAULT_LANGUAGES) -> str:
     if len(languages) == 1:
         return languages[0]
     start = text[:_READ_FOR_LANGUAGE].casefold()
-    words = [match[0] for match in _PLAIN_WORD.finditer(start)]
+    words = _PLAIN_WORD.findall(start)
     letters = set(start)
     evidence = [
-        sum(word in telling for word in words) + len(letters & _TELLING_LETTERS.get(language, frozenset()))
+        sum(map(telling.__contains__, words)) + len(letters & _TELLING_LETTERS.get(language, frozenset()))
         for language, telling in zip(languages, _telling_words(tuple(languages)), strict=True)
     ]
     return languages[evidence.index(max(evidence))]
@@ -144,10 +144,10 @@ def terms(text: str, language: str) -> list[str]:
     """
     found: list[str] = []
     for match in _ITEM.finditer(nfc(text)):
-        if match["token"] is None:
+        if match.lastgroup is None:
             found.append(match[0])
         else:
-            _token_terms(match[0], language, found)
+            found += _terms_of(match[0], language)
         if len(found) >= MAX_TERMS:
             del found[MAX_TERMS:]
             break
@@ -179,11 +179,21 @@ def query_terms(text: str, languages: Sequence[str] = DEFAULT_LANGUAGES) -> list
     return list(dict.fromkeys(found)) or unique
 
 
-def _token_terms(token: str, language: str, found: list[str]) -> None:
-    """Appends the terms of one word or compound name to ``found``."""
+def _terms_of(token: str, language: str) -> Sequence[str]:
+    """The terms of one word or compound name."""
+    # Texts repeat their words; what is too long to be one is not worth remembering.
+    return _known_terms(token, language) if len(token) <= MAX_TERM_CHARACTERS else _token_terms(token, language)
+
+
+@lru_cache(maxsize=32_768)
+def _known_terms(token: str, language: str) -> tuple[str, ...]:
+    return tuple(_token_terms(token, language))
+
+
+def _token_terms(token: str, language: str) -> list[str]:
     if token.isalpha() and (token.islower() or token.istitle()) and token.isascii():
-        found.append(stem(token.lower(), language))
-        return
+        return [stem(token.lower(), language)]
+    found: list[str] = []
     parts = [part for piece in _SPLIT.split(token) for part in _CAMEL.split(piece) if part][:_MAX_PARTS]
     if len(parts) > 1 and parts[-1].lower() in _CLITICS:
         parts.pop()
@@ -199,6 +209,7 @@ def _token_terms(token: str, language: str, found: list[str]) -> None:
             found.append("-".join(folded)[:MAX_TERM_CHARACTERS])
         if _GROUPED_NUMBER.fullmatch(token):
             found.append("".join(folded))
+    return found
 
 
 _CLITICS: Final = frozenset({"s", "t", "m", "d", "ll", "re", "ve"})
@@ -234,7 +245,6 @@ class _Stemmers(threading.local):
 _stemmers = _Stemmers()
 
 
-@lru_cache(maxsize=65_536)
 def stem(word: str, language: str) -> str:
     """``word`` (folded) without its ending, at most ``MAX_TERM_CHARACTERS``; a word with a digit stays as it is."""
     if len(word) > MAX_TERM_CHARACTERS:
