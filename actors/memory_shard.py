@@ -1,20 +1,16 @@
 """A memory shard: the facts, tiers and slots of its companies. One thread decides and writes; searches run beside it.
 
-A write is decided inside its transaction and becomes visible to searches after the commit. Companies load when they
-are first asked for. Where a commit fails, what memory says may no longer be true, so it is dropped and read again.
+A write is decided inside its transaction and becomes visible to searches after the commit. Which companies are in
+memory, and whether that is still what the store has: ``loaded_tenants``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import sqlalchemy as sa
@@ -23,6 +19,7 @@ from muniment.actors import calibration
 from muniment.actors.clock import Clock, system_clock
 from muniment.actors.history_recall import recall_history
 from muniment.actors.index_check import differing
+from muniment.actors.loaded_tenants import LoadedTenants
 from muniment.actors.metrics import (
     COMPANIES_LOADED,
     ESSENTIAL_OVERFLOW,
@@ -37,7 +34,7 @@ from muniment.actors.metrics import (
 )
 from muniment.actors.ports import Record
 from muniment.actors.recall import Candidate, RecallPlan, recall
-from muniment.actors.residency import Residency, weight
+from muniment.actors.residency import Residency
 from muniment.actors.slot_rulings import SlotRulings
 from muniment.actors.slot_writer import Policies, SlotWriter, Written
 from muniment.actors.store import memory_store as store
@@ -49,24 +46,18 @@ from muniment.actors.tenant import Tenant, Visibility
 from muniment.actors.tenant_loader import TenantLoader
 from muniment.actors.tier_index import Kind
 from muniment.actors.wire import fact_to_dict
-from muniment.policies.errors import Fenced, Moved, MunimentError, Overloaded, StoreUnavailable
+from muniment.policies.errors import StoreUnavailable
 from muniment.policies.extraction import Extraction
 from muniment.policies.model import Scope, Slot, Tier
-from muniment.policies.partitioning import Unit, partition_of
+from muniment.policies.partitioning import Unit
 from muniment.policies.retention import RetentionSettings
 from muniment.policies.routing import Decision, GateDecision, Reason, RecallProfile
 
 if TYPE_CHECKING:
     from muniment.actors.webhook import WebhookOptions, WebhookSender
 
-T = TypeVar("T")
-log = logging.getLogger(__name__)
 #: Facts that ``verify`` names at the most.
 _WRONG_SHOWN = 100
-#: Companies that are looked at, the largest first, to be loaded after a start.
-_PRELOADED = 100
-#: Facts whose features are brought to the store in one write.
-_KEPT_AT_ONCE = 500
 #: What stands for the tier of an answer out of the slots' history.
 HISTORY = "history"
 #: Why an answer may not be the newest: the store is away, and memory answered alone.
@@ -124,16 +115,7 @@ class MemoryShard:
         self._engine = engine
         self._observe = observe
         self._settings = settings or ShardSettings()
-        self._residency = Residency(self._settings.loaded_bytes, self._settings.idle_seconds)
         self._policies = policies
-        self._tenants: dict[str, Tenant] = {}
-        self._loads: dict[str, asyncio.Task[Tenant]] = {}
-        self._written_while_loading: dict[str, bool] = {}
-        #: Companies that the group under way has changed in memory, and those of which a commit failed after that.
-        self._unsure: set[str] = set()
-        self._stale: set[str] = set()
-        #: Companies whose policies the group under way has asked for; all its writes were asked for before that.
-        self._asked_about: set[str] = set()
         self._fence = Fence(engine, role)
         self._fence.on_moved = self._moved
         with engine.connect() as connection:
@@ -142,17 +124,23 @@ class MemoryShard:
         self._tenure = None if engine.dialect.name == "sqlite" else SharedReach(self._look)
         webhooks = self._settings.webhooks
         self._writer = SlotWriter(policies, clock, newest, role if webhooks is not None else "")
-        self._loader = TenantLoader(
+        loader = TenantLoader(
             self._settings.index,
             {Tier.L1: self._settings.l1_capacity, Tier.L2: self._settings.l2_capacity},
             self._settings.retention,
             policies,
             self._writer.load_notes,
         )
+        residency = Residency(self._settings.loaded_bytes, self._settings.idle_seconds)
         self._rulings = SlotRulings(self._writer)
         self._committer = GroupCommitter(
-            engine, self._fence, on_lost=self._distrust, on_begin=self._asked_about.clear, observe=observe
+            engine,
+            self._fence,
+            on_lost=self._distrust,
+            on_begin=lambda: self._tenants.group_begins(),
+            observe=observe,
         )
+        self._tenants = LoadedTenants(engine, self._fence, self._committer, policies, loader, residency)
         self._sender: WebhookSender | None = None
         if webhooks is not None:
             from muniment.actors.webhook import WebhookSender  # and an HTTP client, which few shards need
@@ -166,7 +154,7 @@ class MemoryShard:
         ``vectors``: (n, d) float32 in C order. Both tiers' capacities hold afterwards, essential facts aside.
         """
         dimension = len(vectors) // 4 // len(facts)
-        await self._tenant(company, dimension)
+        await self._tenants.get(company, dimension)
         decide = partial(self._writer.remember, company=company, facts=facts, vectors=vectors, **arguments)
         return await self._write(company, dimension, decide)
 
@@ -215,7 +203,7 @@ class MemoryShard:
             return {"erased": store.erase_company(connection, company)}
 
         def after(_: Record) -> None:
-            self._drop(company)
+            self._tenants.drop(company)
             self._writer.log.forget_heads()
 
         return await asyncio.wrap_future(self._committer.submit(body, after))
@@ -226,10 +214,10 @@ class MemoryShard:
         While the store is away, what is loaded goes on answering, and says so: ``degraded``.
         """
         vector = np.frombuffer(plan["vector"], np.float32)
-        tenant = await self._tenant(company, len(vector))
+        tenant = await self._tenants.get(company, len(vector))
         asked = await asyncio.gather(self._policies.refresh(company), self._is_ours(company))
-        reachable = all(asked) and self._committer.reachable and company not in self._stale
-        tenant = await self._read_by_policy(company, tenant)
+        reachable = all(asked) and self._committer.reachable and company not in self._tenants.stale
+        tenant = await self._tenants.read_by_policy(company, tenant)
         now = self._writer.now()
         as_router = plan["extraction"] == tenant.extraction.fingerprint
         entities, terms = (plan["entities"], plan["terms"]) if as_router else tenant.extraction.of_query(plan["query"])
@@ -265,6 +253,14 @@ class MemoryShard:
             **({} if as_router else {"extraction": [tenant.extraction.languages, tenant.extraction.patterns]}),
         }
 
+    def _candidate(self, company: str, tenant: Tenant, candidate: Candidate) -> Record:
+        return {
+            **self._writer.handed_out(company, tenant, candidate.resident.fact),
+            "tier": candidate.tier.value,
+            "score": candidate.score,
+            "terms": candidate.terms,
+        }
+
     async def observe(
         self, company: str, questions: Sequence[Record], vectors: bytes, profile: Record, top_k: int
     ) -> list[Record]:
@@ -273,9 +269,9 @@ class MemoryShard:
         ``questions``: ``{query, wanted}``. ``vectors``: (n, d) float32 in C order, of the queries.
         """
         rows = np.frombuffer(vectors, np.float32).reshape(len(questions), -1)
-        tenant = await self._tenant(company, rows.shape[1])
+        tenant = await self._tenants.get(company, rows.shape[1])
         await self._policies.refresh(company)
-        tenant = await self._read_by_policy(company, tenant)
+        tenant = await self._tenants.read_by_policy(company, tenant)
         found, weights = [], RecallProfile.model_validate(profile)
         for question, row in zip(questions, rows, strict=True):
             asked = calibration.Question(question["query"], question["wanted"])
@@ -329,12 +325,11 @@ class MemoryShard:
     async def loaded(self, unit: Unit) -> Record:
         """The companies of a partition, or the one that is named, that are loaded here, and their vectors' dimensions:
         ``{"companies": [[name, dimension], …]}``, the last used first. Their usage counts are stored."""
-        units = [name for name in self._residency.companies() if self._fence.map.has(unit, name)]
-        found = [(name, tenant) for name in units if (tenant := self._tenants.get(name)) is not None]
+        found = self._tenants.of(unit)
 
         def body(connection: sa.Connection) -> None:
             for company, _ in found:
-                self._save_usage(connection, company)
+                self._tenants.save_usage(connection, company)
 
         await asyncio.wrap_future(self._committer.submit(body))
         return {"companies": [[name, tenant.spaces[Tier.L1].index.dimension] for name, tenant in found]}
@@ -344,48 +339,18 @@ class MemoryShard:
 
         What was read for an earlier move that was not made is forgotten.
         """
-        self._loader.forget_ahead()
-        for company, dimension in companies:
-            await asyncio.to_thread(self._loader.read_ahead, self._engine, company, dimension)
+        await self._tenants.read_ahead(companies)
         return {"read": len(companies)}
 
     async def load_largest(self) -> None:
-        """Loads what is this shard's before anybody asks: pinned companies, then the largest, in half of the memory.
-
-        While somebody waits for a load, it waits too, and after each it leaves the processor for as long as that took.
-        """
-        half = self._settings.loaded_bytes // 2
-        try:
-            for company, dimension in await asyncio.to_thread(self._by_size):
-                while self._loads:
-                    await asyncio.wait(list(self._loads.values()))
-                pinned = company in self._fence.map.pinned
-                if company in self._tenants or not self._fence.has_company(company):
-                    continue
-                if not pinned and self._residency.bytes >= half:
-                    return
-                began = time.monotonic()
-                with suppress(Moved):
-                    self._used(company, await self._loaded(company, dimension))
-                await asyncio.sleep(time.monotonic() - began)
-        except MunimentError as error:
-            log.warning("companies are loaded when they are asked for: %s", error)
-
-    def _by_size(self) -> list[tuple[str, int]]:
-        with available(), self._engine.connect() as connection:
-            dimension = store.model_dimension(connection)
-            pinned = self._fence.map.pinned
-            largest = store.companies_by_size(connection, _PRELOADED)
-        names = [*sorted(pinned), *(company for company in largest if company not in pinned)]
-        return [] if dimension is None else [(company, dimension) for company in names]
+        """Loads what is this shard's before anybody asks, in half of the memory (``LoadedTenants.load_largest``)."""
+        await self._tenants.load_largest(self._settings.loaded_bytes // 2)
 
     async def settle(self) -> Record:
         """Learns now what came and went: how many companies are loaded after that."""
         await asyncio.wrap_future(self._committer.submit(lambda connection: None))
-        for company in self._residency.companies():
-            if company not in self._tenants:
-                self._residency.gone(company)
-        return {"tenants_loaded": len(self._tenants)}
+        self._tenants.forget_gone()
+        return {"tenants_loaded": len(self._tenants.by_company)}
 
     def _moved(self, connection: sa.Connection, changed: frozenset[int]) -> None:
         """Companies came or went, or went and came back. What was loaded of them is forgotten; what was told of them
@@ -396,20 +361,15 @@ class MemoryShard:
             self._writer.not_before(newest)
         if self._sender is not None:
             self._sender.wake()
-        for company in list(self._tenants):
-            if partition_of(company) in changed:
-                self._drop(company)
-        for company in list(self._written_while_loading):
-            if partition_of(company) in changed:
-                self._written_while_loading[company] = True
+        self._tenants.forget_moved(changed)
 
     async def warm(self, company: str, dimension: int) -> Record:
         """Loads a company before it is asked for: its tiers' sizes."""
-        return (await self._tenant(company, dimension)).sizes()
+        return (await self._tenants.get(company, dimension)).sizes()
 
     async def stats(self) -> Record:
         """Counts of this shard, without any company's name."""
-        tenants = list(self._tenants.values())
+        tenants = list(self._tenants.by_company.values())
         sizes = [tenant.sizes() for tenant in tenants]
         return {
             "tenants_loaded": len(tenants),
@@ -421,7 +381,7 @@ class MemoryShard:
 
     def levels(self) -> Levels:
         """What this shard holds in memory, and what waits."""
-        sizes = [tenant.sizes() for tenant in list(self._tenants.values())]
+        sizes = [tenant.sizes() for tenant in list(self._tenants.by_company.values())]
         for tier in Tier:
             yield TIER_FACTS, sum(size[tier.value] for size in sizes), {"tier": tier.value}
         yield COMPANIES_LOADED, len(sizes), {}
@@ -432,15 +392,15 @@ class MemoryShard:
     async def verify(self) -> Record:
         """Compares the indexes of what is loaded with the store: ``{companies, facts, wrong}``, ids of facts."""
         answer: Record = {"companies": 0, "facts": 0, "wrong": []}
-        for company in list(self._tenants):
+        for company in list(self._tenants.by_company):
             compared: list[tuple[int, list[str]]] = []
 
             def body(connection: sa.Connection, company: str = company) -> list[store.Stored]:
                 return list(store.indexed_facts(connection, company))
 
             def after(stored: list[store.Stored], company: str = company, compared: list[Any] = compared) -> None:
-                tenant = self._tenants.get(company)
-                if tenant is not None and company not in self._stale:
+                tenant = self._tenants.by_company.get(company)
+                if tenant is not None and company not in self._tenants.stale:
                     compared.append((len(stored), differing(tenant, stored)))
 
             await asyncio.wrap_future(self._committer.submit(body, after))
@@ -454,10 +414,12 @@ class MemoryShard:
         """Commits what is queued, saves usage counts and ends the threads."""
         if self._sender is not None:
             self._sender.close()
-        for company in list(self._tenants) if not self._committer.fenced else ():
-            self._committer.submit(lambda connection, c=company: self._save_usage(connection, c))  # type: ignore[misc]
+        for company in list(self._tenants.by_company) if not self._committer.fenced else ():
+            self._committer.submit(lambda connection, c=company: self._tenants.save_usage(connection, c))  # type: ignore[misc]
         self._committer.close()
-        self._forget_all()
+        for company in list(self._tenants.by_company):
+            self._tenants.drop(company)
+        self._writer.log.forget_heads()
 
     # --- writing
 
@@ -465,16 +427,13 @@ class MemoryShard:
         self, company: str, dimension: int | None, decide: Callable[[sa.Connection, Tenant], Written]
     ) -> Record:
         """Runs ``decide`` on the writing thread, inside the transaction, with the company loaded."""
-        if company not in self._tenants and not self._committer.fenced:
+        if company not in self._tenants.by_company and not self._committer.fenced:
             with available():  # beside the work: between two writes it would hold up those of all others
-                await self._loaded(company, dimension)
+                await self._tenants.load(company, dimension)
 
         def body(connection: sa.Connection) -> tuple[Written, Tenant]:
             self._fence.require_company(company)
-            if company in self._written_while_loading:
-                self._written_while_loading[company] = True
-            tenant = self._up_to_date(connection, company, dimension)
-            self._unsure.add(company)
+            tenant = self._tenants.to_change(connection, company, dimension)
             plans = tenant.plans
             try:
                 written = decide(connection, tenant)
@@ -482,7 +441,7 @@ class MemoryShard:
             except BaseException:
                 # The savepoint takes back what was written; a plan that is half changed is read again.
                 if tenant.plans != plans:
-                    self._drop(company)
+                    self._tenants.drop(company)
                 self._writer.log.forget_heads()
                 raise
             return written, tenant
@@ -490,162 +449,22 @@ class MemoryShard:
         def after(outcome: tuple[Written, Tenant]) -> None:
             written, tenant = outcome
             tenant.apply(written.changes)
-            self._unsure.discard(company)
+            self._tenants.changed(company)
             self._tell(written)
             if written.told_outside and self._sender is not None:
                 self._sender.wake()
 
         written, tenant = await asyncio.wrap_future(self._committer.submit(body, after))
-        self._used(company, tenant)
+        self._tenants.used(company, tenant)
         return written.answer
+
+    def _distrust(self) -> None:
+        """A commit failed: what memory knows of companies and of their logs may not be what the store has."""
+        self._tenants.distrust()
+        self._writer.log.forget_heads()
 
     def _tell(self, written: Written) -> None:
         for tier, count in written.evictions.items():
             self._observe(EVICTIONS, count, tier=tier.value)
         for result in written.answer.get("results", ()):
             self._observe(OUTCOMES, 1, outcome=result["outcome"])
-
-    def _save_usage(self, connection: sa.Connection, company: str) -> None:
-        tenant = self._tenants.get(company)
-        if tenant is not None and self._fence.has_company(company):
-            store.set_usage(connection, tenant.take_unsaved_usage())
-
-    # --- loading
-
-    async def _tenant(self, company: str, dimension: int) -> Tenant:
-        """The company, loaded. Many who ask at once wait for one load.
-
-        One that may not be what the store has is loaded anew; while the store is away, what searches saw last will do.
-        Raises ``Fenced`` where a newer instance took over.
-        """
-        if self._committer.fenced:
-            raise Fenced("this instance was replaced")
-        tenant = self._tenants.get(company)
-        if tenant is None or company in self._stale:
-            try:
-                with available():
-                    tenant = await self._loaded(company, dimension)
-            except StoreUnavailable:
-                if tenant is None:
-                    raise
-        self._used(company, tenant)
-        return tenant
-
-    async def _read_by_policy(self, company: str, tenant: Tenant) -> Tenant:
-        """The tenant, loaded anew where the policy has its texts read otherwise; while the store is away, as it is."""
-        if tenant.extraction == self._policies.memory(company).extraction:
-            return tenant
-
-        def body(connection: sa.Connection) -> Tenant:
-            self._fence.require_company(company)
-            return self._up_to_date(connection, company, tenant.spaces[Tier.L1].index.dimension)
-
-        with suppress(StoreUnavailable):
-            return await asyncio.wrap_future(self._committer.submit(body))
-        return tenant
-
-    def _up_to_date(self, connection: sa.Connection, company: str, dimension: int | None) -> Tenant:
-        """The company as the store has it and its policy reads it and keeps it; between two writes."""
-        if company not in self._asked_about:
-            self._policies.current(company)
-            self._asked_about.add(company)
-        policy = self._policies.memory(company)
-        tenant = None if company in self._stale else self._tenants.get(company)
-        if tenant is not None and tenant.extraction != policy.extraction:
-            self._save_usage(connection, company)
-            tenant = None
-        if tenant is None:
-            tenant = self._loader.load(connection, company, dimension)
-            self._put(company, tenant)
-        tenant.retention = self._loader.retention(policy)
-        return tenant
-
-    def _used(self, company: str, tenant: Tenant) -> None:
-        """The company was used; others may have to make room for it."""
-        facts = sum(tenant.sizes().values())
-        self._residency.used(company, weight(facts, tenant.spaces[Tier.L1].index.dimension))
-        for idle in self._residency.leaving(self._fence.map.pinned):
-            self._residency.gone(idle)
-            self._unload(idle)
-        self._keep_features(tenant)
-
-    def _keep_features(self, tenant: Tenant) -> None:
-        """Brings what was found anew while the company was loaded to the store, a slice at a time."""
-
-        def again(slice: Future[None]) -> None:
-            if slice.exception() is None:
-                self._keep_features(tenant)
-
-        features = tenant.take_unkept(_KEPT_AT_ONCE)
-        if features:
-            with suppress(Overloaded, StoreUnavailable, Fenced):
-                kept = self._committer.submit(lambda connection: store.set_features(connection, features))
-                kept.add_done_callback(again)
-
-    def _unload(self, company: str) -> None:
-        """Between two writes, and once its usage counts are stored; while the store is away, it stays."""
-
-        def body(connection: sa.Connection) -> Tenant | None:
-            self._save_usage(connection, company)
-            return self._tenants.get(company)
-
-        def after(tenant: Tenant | None) -> None:
-            if tenant is not None and self._tenants.get(company) is tenant:
-                self._drop(company)
-
-        with suppress(Overloaded, StoreUnavailable, Fenced):
-            self._committer.submit(body, after)
-
-    async def _loaded(self, company: str, dimension: int | None) -> Tenant:
-        load = self._loads.get(company)
-        if load is None:
-            load = self._loads[company] = asyncio.create_task(self._load_beside(company, dimension))
-            load.add_done_callback(lambda _: self._loads.pop(company, None))
-        return await asyncio.shield(load)
-
-    async def _load_beside(self, company: str, dimension: int | None) -> Tenant:
-        """Reads a company while others are written; what was written of it meanwhile is added between writes."""
-        ahead = self._loader.take_ahead(company)
-        self._written_while_loading[company] = ahead is not None
-
-        def publish(connection: sa.Connection) -> Tenant:
-            self._fence.require_company(company)
-            written = self._written_while_loading.pop(company, True)
-            if company not in self._tenants or company in self._stale:
-                self._put(company, self._loader.renew(connection, company, loaded) if written else loaded.tenant)
-            return self._tenants[company]
-
-        if ahead is None:
-            loaded = await asyncio.to_thread(self._loader.read, self._engine, company, dimension)
-        else:
-            loaded = ahead
-        return await asyncio.wrap_future(self._committer.submit(publish))
-
-    def _put(self, company: str, tenant: Tenant) -> None:
-        self._drop(company)
-        self._tenants[company] = tenant
-
-    def _drop(self, company: str) -> None:
-        self._stale.discard(company)
-        tenant = self._tenants.pop(company, None)
-        if tenant is not None:
-            tenant.close()
-
-    def _distrust(self) -> None:
-        """A commit failed: what it changed in memory is read again before the next write, and soon for searches."""
-        self._stale |= self._unsure
-        self._unsure.clear()
-        self._writer.log.forget_heads()
-
-    def _forget_all(self) -> None:
-        for company in list(self._tenants):
-            self._drop(company)
-        self._writer.log.forget_heads()
-
-    def _candidate(self, company: str, tenant: Tenant, candidate: Candidate) -> Record:
-        return {
-            **self._writer.handed_out(company, tenant, candidate.resident.fact),
-            "tier": candidate.tier.value,
-            "score": candidate.score,
-            "terms": candidate.terms,
-        }

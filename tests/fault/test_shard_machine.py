@@ -202,11 +202,11 @@ class ShardMachine(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_what_the_store_says(self) -> None:
-        tenant = self.bench.shard._tenants.get("acme")
+        tenant = self.bench.shard._tenants.by_company.get("acme")
         if tenant is None:
             return
         with self.bench.engine.connect() as connection:
-            fresh = self.bench.shard._loader.load(connection, "acme", DIMENSION)
+            fresh = self.bench.shard._tenants._loader.load(connection, "acme", DIMENSION)
         assert {id: (r.fact, r.tier) for id, r in tenant.residents.items()} == {
             id: (r.fact, r.tier) for id, r in fresh.residents.items()
         }

@@ -289,7 +289,7 @@ def test_verify_compares_the_indexes_with_the_store(full: World) -> None:
         with full.engines["memory"].connect() as connection:
             lost = connection.execute(sa.select(t.facts.c.id).where(t.facts.c.tier == "L1").limit(1)).scalar_one()
         assert (await full.bench.shard.verify())["wrong"] == []
-        full.bench.shard._tenants["acme"].spaces[Tier.L1].remove([lost])
+        full.bench.shard._tenants.by_company["acme"].spaces[Tier.L1].remove([lost])
         assert (await full.bench.shard.verify())["wrong"] == [lost]
 
     asyncio.run(scenario())

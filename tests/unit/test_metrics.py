@@ -122,7 +122,7 @@ def test_a_shard_tells_of_its_gate_its_tiers_and_what_leaves_them(stores: Stores
     assert sum(map(sum, decisions)) == 1
     assert len(seen.of(m.COMMIT_SECONDS, store="memory")) == len(seen.of(m.COMMIT_WRITES, store="memory")) >= 12
     seen.read(bench.shard.levels())
-    sizes = next(iter(bench.shard._tenants.values())).sizes()
+    sizes = next(iter(bench.shard._tenants.by_company.values())).sizes()
     assert seen.of(m.TIER_FACTS, tier="L1") == [sizes["L1"]]
     assert seen.of(m.TIER_FACTS, tier="L2") == [sizes["L2"]]
     assert seen.of(m.ESSENTIAL_OVERFLOW) == [max(0, sizes["L2"] - 4)]

@@ -128,8 +128,8 @@ def test_what_was_read_ahead_is_brought_up_to_date(bench: Bench) -> None:
         await bench.first.retire("acme", **gone, actor=ANA, own_only=False)
         bench.move(ACME, 0, 1)
         reads: list[str] = []
-        whole = bench.second._loader.read
-        bench.second._loader.read = lambda *a: reads.append("whole") or whole(*a)  # type: ignore[func-returns-value,method-assign]
+        whole = bench.second._tenants._loader.read
+        bench.second._tenants._loader.read = lambda *a: reads.append("whole") or whole(*a)  # type: ignore[func-returns-value,method-assign]
         bench.at(bench.second)
         texts = await bench.texts("told after it was read", top_k=50)
         assert reads == [], "it was not read whole again"
@@ -169,7 +169,7 @@ def test_what_is_read_for_a_move_that_is_not_made_is_forgotten(bench: Bench) -> 
         await bench.tell({"text": "the kettle is blue"})
         await bench.second.preload([("acme", DIMENSION)])
         assert await bench.second.preload([]) == {"read": 0}
-        assert bench.second._loader.take_ahead("acme") is None
+        assert bench.second._tenants._loader.take_ahead("acme") is None
 
     run(scenario())
 
@@ -248,12 +248,12 @@ def test_pinned_companies_are_loaded_first_and_stay(stores: Stores) -> None:
             await bench.ask("kettle", company="acme")
             await bench.ask("kettle", company="other")
             await bench.first.settle()
-        assert "acme" in bench.first._tenants
+        assert "acme" in bench.first._tenants.by_company
         bench.first.close()
         bench.first = bench.open(0)
         bench.at(bench.first)
         await bench.first.load_largest()
-        assert set(bench.first._tenants) == {"acme"}, "the budget is spent, but who is pinned is there"
+        assert set(bench.first._tenants.by_company) == {"acme"}, "the budget is spent, but who is pinned is there"
 
     try:
         run(scenario())
@@ -269,9 +269,9 @@ def test_after_a_start_the_largest_are_loaded(bench: Bench) -> None:
         bench.first = bench.open(0)
         bench.at(bench.first)
         await bench.first.load_largest()
-        assert list(bench.first._tenants) == ["acme", "other"]
+        assert list(bench.first._tenants.by_company) == ["acme", "other"]
         await bench.second.load_largest()
-        assert list(bench.second._tenants) == [], "it has none of them"
+        assert list(bench.second._tenants.by_company) == [], "it has none of them"
 
     run(scenario())
 

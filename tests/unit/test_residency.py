@@ -69,10 +69,10 @@ def test_a_company_that_left_is_loaded_again_with_its_usage(stores: Stores) -> N
         await bench.tell({"text": "the acme door"}, {"text": "the acme roof"})
         assert await bench.texts("door", top_k=1) == ["the acme door"]
         await bench.tell({"text": "the other door"}, {"text": "the other roof"}, company="other")
-        while list(bench.shard._tenants) != ["other"]:
+        while list(bench.shard._tenants.by_company) != ["other"]:
             await asyncio.sleep(0)
         assert await bench.texts("door", top_k=1) == ["the acme door"]
-        usage = {r.fact.text: r.usage for r in bench.shard._tenants["acme"].residents.values()}
+        usage = {r.fact.text: r.usage for r in bench.shard._tenants.by_company["acme"].residents.values()}
         assert usage == {"the acme door": 2, "the acme roof": 0}
 
     asyncio.run(asyncio.wait_for(scenario(), 60))

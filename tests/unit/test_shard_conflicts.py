@@ -227,10 +227,10 @@ def test_a_refused_write_leaves_what_is_loaded_alone(bench: Bench) -> None:
     tell(bench, contact("Dana"))
     (lee,) = tell(bench, contact("Lee"))
     rule(bench, lee["conflict_id"], decision="keep_incumbent")
-    loaded = bench.shard._tenants["acme"]
+    loaded = bench.shard._tenants.by_company["acme"]
     with pytest.raises(AlreadyRuled):
         rule(bench, lee["conflict_id"], decision="keep_incumbent")
-    assert bench.shard._tenants["acme"] is loaded
+    assert bench.shard._tenants.by_company["acme"] is loaded
 
 
 def test_a_clock_that_was_set_back_does_not_reorder_what_is_recorded(bench: Bench) -> None:

@@ -104,7 +104,7 @@ def test_usage_is_kept_when_texts_are_read_anew(bench: Desk) -> None:
     bench.run(bench.ask("pedido azul"))
     write(bench, languages=["pt"])
     bench.run(bench.ask("pedido azul"))
-    tenant = bench.shard._tenants["acme"]
+    tenant = bench.shard._tenants.by_company["acme"]
     assert [resident.usage for resident in tenant.residents.values()] == [2]
 
 
@@ -114,7 +114,7 @@ def test_what_leaves_a_full_archive_is_the_companys_choice(bench: Desk, mode: st
     write(bench, retention=mode)
     for n in range(40):
         bench.run(bench.tell({"text": f"fact {n}", "importance": 0.9}))
-    sizes = bench.shard._tenants["acme"].sizes()
+    sizes = bench.shard._tenants.by_company["acme"].sizes()
     assert sizes["L1"] <= 4
     assert (sizes["L2"] > 8) == (essential_left > 8)
 
