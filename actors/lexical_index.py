@@ -19,7 +19,7 @@ import itertools
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from operator import itemgetter
 from typing import Final
 
@@ -154,13 +154,15 @@ class LexicalIndex:
             self._total_length += sum(lengths)
             self._count += sum(map(bool, sizes))
 
-    def search(self, terms: Iterable[str], k: int, mask: NDArray[np.bool_] | None = None) -> list[tuple[str, float]]:
+    def search(
+        self, terms: Iterable[str], k: int, mask: NDArray[np.bool_] | None = None, also: Set[str] = frozenset()
+    ) -> list[tuple[str, float]]:
         """The best ``k`` visible members that have at least one of the terms, as (id, BM25 > 0): highest first, equals
-        by id, also at the cut. A term that stands twice counts twice.
+        by id, also at the cut. A term that stands twice counts twice. After them, what of ``also`` is not among them
+        and has a term; all of it members, and visible.
 
         ``mask``: (n,) bool, true where visible, aligned with the positions; it is applied before the cut and does not
-        change the statistics. To score given members, pass ``positions.mask(ids)``. Raises ``ValueError`` for another
-        shape.
+        change the statistics. Raises ``ValueError`` for another shape.
         """
         with self._lock:
             self._positions.check(mask)
@@ -170,7 +172,10 @@ class LexicalIndex:
             totals = self._totals(asked)
             if mask is not None:
                 totals *= mask
-            return self._best(totals, k)
+            best = self._best(totals, k)
+            missing = list(also - dict(best).keys())
+            scores = totals[[self._positions[id] for id in missing]].tolist()
+            return best + [(id, score) for id, score in zip(missing, scores, strict=True) if score > 0]
 
     def _totals(self, asked: list[tuple[_Postings, int]]) -> NDArray[np.float64]:
         """(n,) the BM25 score of every member, summed in the order of ``asked``, so that equal texts score equally."""

@@ -118,12 +118,10 @@ def search(space: TierSpace, tier: Tier, plan: RecallPlan, k: int, admit: Callab
     with space.positions.lock:
         mask = space.mask(plan.visibility)
         near = dict(space.index.search(plan.vector, k, mask))
-        worded = dict(space.lexical.search(plan.terms, k, mask)) if plan.profile.lexical else {}
-        only_worded, only_near = worded.keys() - near.keys(), near.keys() - worded.keys()
+        worded = dict(space.lexical.search(plan.terms, k, mask, near.keys())) if plan.profile.lexical else {}
+        only_worded = worded.keys() - near.keys()
         if only_worded:
             near.update(space.index.search(plan.vector, len(only_worded), space.positions.mask(only_worded)))
-        if only_near and plan.profile.lexical:
-            worded.update(space.lexical.search(plan.terms, len(only_near), space.positions.mask(only_near)))
         residents = [resident for id in near if admit(resident := space.held[id])]
     return Found(tier, residents, _evidence(residents, near, worded, plan))
 

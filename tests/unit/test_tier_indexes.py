@@ -112,6 +112,10 @@ class TierMachine(RuleBasedStateMachine):
         assert [score for _, score in found] == pytest.approx([score for _, score in ranked(visible, k)], rel=1e-5)
         assert dict(found) == pytest.approx({id: visible[id] for id, _ in found}, rel=1e-5)
         assert found == ranked(dict(found), k)
+        also = {id for id, (_, _, mark) in self.members.items() if marks is None or mark in marks}
+        more = self.lexical.search(terms, k, mask, also)
+        assert more[: len(found)] == found
+        assert sorted(more) == sorted(self.lexical.search(terms, len(self.members), mask))
 
     @invariant()
     def everything_lies_at_its_position(self) -> None:
