@@ -6,11 +6,11 @@ Decisions are the policies' (``precedence.decide``); everything they bring about
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from muniment.actors.slot_pages import GONE, SlotPages, slot_of
+from muniment.actors.slot_pages import GONE, LIVE, SlotPages, slot_of
 from muniment.actors.store import memory_store as store
 from muniment.actors.store.conflict_store import OPEN, WITHDRAWN, Conflict
 from muniment.policies.audit import found_on_reading
@@ -23,6 +23,9 @@ from muniment.policies.weighing import Rule, over, start
 
 #: Facts that wait in one conflict, beside its challenger; what comes after them is history that says nothing new.
 MAX_JOINED: Final = 100
+#: What may be the other side of an open entry, and what may say the same beside it.
+_CHALLENGERS: Final = {ConflictKind.CONFLICT: LIVE, ConflictKind.NOTICE: (Status.SUPERSEDED, Status.EXPIRED)}
+_EVIDENCE: Final = (Status.CURRENT, Status.DISPUTED, Status.SUPERSEDED)
 
 
 class SlotBook(SlotPages):
@@ -135,10 +138,9 @@ class SlotBook(SlotPages):
     def _adopt(self, id: str, winner_id: str) -> None:
         """The fact becomes evidence of the one that says the same and holds."""
         fact = self.facts.get(id)
-        if fact is None or fact.id == winner_id or fact.status in GONE:
+        head = self.facts[winner_id].corroborates or winner_id
+        if fact is None or id in (winner_id, head) or fact.status in GONE:
             return
-        winner = self.facts[winner_id]
-        head = winner.corroborates or winner_id
         if fact.status is not Status.CURRENT:
             self.event(id, Change.ADMITTED)
         status = Status.EXPIRED if over(fact, self.now) else Status.CURRENT
@@ -198,14 +200,7 @@ class SlotBook(SlotPages):
         for fact in self.current(key):
             if over(fact, self.now):
                 self.change(fact.id, status=Status.EXPIRED)
-                self._hand_on(fact)
-        self.regroup(key)
-
-    def regroup(self, key: str) -> None:
-        """Where a fact has left and others said the same, the first of them stands for it."""
-        for fact in promoted(self.current(key), self.now):
-            if fact.corroborates != self.facts[fact.id].corroborates:
-                self.change(fact.id, corroborates=fact.corroborates)
+        self._tidy(key)
 
     def flag_found(self, slot: Slot) -> None:
         """Opens a conflict for each current value of a slot that nobody decided about (an import, another policy)."""
@@ -231,41 +226,71 @@ class SlotBook(SlotPages):
             challenger is not None and challenger.value is not None and key_of(challenger, self.rules_of(slot)) == value
         )
 
-    # --- leaving
+    # --- what always holds
 
-    def leave(self, id: str) -> None:
-        """Ends what is open about a fact that was retired.
+    def flush(self) -> None:
+        """Writes all that changed, once it is in order: whatever became of a fact, what rests on it follows here."""
+        for key in list(self.touched):
+            self._tidy(key)
+        super().flush()
 
-        A conflict goes on without its incumbent. One whose challenger is gone is withdrawn, and what else said the
-        same opens one of its own.
+    def _tidy(self, key: str) -> None:
+        heads = self._regroup(key)
+        for conflict in self.conflicts_of(key):
+            evidence = [self.facts[id] for id in conflict.evidence_ids if id in self.facts]
+            evidence = [fact for fact in evidence if fact.status in _EVIDENCE]
+            subject_id, challenger = self._subject(conflict, heads), self.facts.get(conflict.challenger_id or "")
+            if challenger is not None and challenger.status not in _CHALLENGERS[conflict.kind]:
+                self.withdraw(conflict.id, challenger.id)
+                self._reopen(replace(conflict, subject_id=subject_id), evidence)
+            elif subject_id is None:
+                self.withdraw(conflict.id, conflict.subject_id or "")
+            else:
+                kept = replace(conflict, subject_id=subject_id, evidence_ids=tuple(fact.id for fact in evidence))
+                if kept != conflict:
+                    self.put_conflict(kept)
+
+    def _regroup(self, key: str) -> dict[str, str]:
+        """Evidence stands by a current fact, and a successor is current: what stands now for what evidence stood by."""
+        heads = {}
+        for fact in promoted(self.current(key), self.now):
+            before = self.facts[fact.id].corroborates
+            if before is not None and fact.corroborates != before:
+                self.change(fact.id, corroborates=fact.corroborates)
+                heads[before] = fact.corroborates or fact.id
+        current = self.current(key)
+        ids = {fact.id for fact in current}
+        for fact in current:
+            if fact.superseded_by is not None and fact.superseded_by not in ids:
+                self.change(fact.id, superseded_by=None)
+        return heads
+
+    def _subject(self, conflict: Conflict, heads: Mapping[str, str]) -> str | None:
+        """The fact that this is about by now; None where it has lost its point.
+
+        A review is about one fact, a notice about one value. A conflict goes on about what is in use, or about nothing.
         """
-        fact = self.facts[id]
-        for conflict in self.take_open(fact):
-            if id in conflict.evidence_ids:
-                rest = tuple(i for i in conflict.evidence_ids if i != id)
-                self.put_conflict(replace(conflict, evidence_ids=rest))
-            elif conflict.challenger_id == id:
-                self.withdraw(conflict.id, id)
-                self._reopen(conflict)
-            elif fact.slot is None:
-                self.withdraw(conflict.id, id)
-        if fact.slot is not None:
-            self._hand_on(fact)
-            self.forget_successor(fact.slot.key, id)
-            self.regroup(fact.slot.key)
+        slot, id = conflict.slot, conflict.subject_id or ""
+        assert slot is not None, "it was found by its slot"
+        current = self.current(slot.key)
+        if conflict.kind is not ConflictKind.REVIEW:
+            id = heads.get(id, id)
+        fact = next((fact for fact in current if fact.id == id), None)
+        if fact is not None:
+            return id if conflict.kind is ConflictKind.REVIEW else fact.corroborates or id
+        if conflict.kind is not ConflictKind.CONFLICT:
+            return None
+        incumbent = read(current, self.rules_of(slot), self.parents(current), self.now).current
+        if incumbent is None:
+            return id
+        return incumbent.id if incumbent.id != conflict.challenger_id else None
 
-    def _hand_on(self, fact: Fact) -> None:
-        """A notice of a fact that is no longer current stays where others say the same."""
-        heir = next((f for f in self.evidence_of(fact) if not over(f, self.now)), None)
-        for conflict in self.conflicts_of(slot_of(fact).key):
-            if heir is not None and conflict.subject_id == fact.id and conflict.kind is ConflictKind.NOTICE:
-                self.put_conflict(replace(conflict, subject_id=heir.id))
-
-    def _reopen(self, conflict: Conflict) -> None:
-        waiting = [self.facts[i] for i in conflict.evidence_ids if i in self.facts]
-        waiting = [fact for fact in waiting if fact.status not in (*GONE, Status.EXPIRED)]
+    def _reopen(self, conflict: Conflict, evidence: list[Fact]) -> None:
+        """What said the same as a challenger that is gone waits in a conflict of its own; of what was only kept, a
+        notice is given where one is due. Nothing takes effect by it."""
+        waiting = [fact for fact in evidence if fact.status is Status.DISPUTED]
         if waiting:
-            first, *rest = waiting
+            first = waiting[0]
             opening = Opening(
                 kind=conflict.kind,
                 rule=conflict.rule,
@@ -273,7 +298,17 @@ class SlotBook(SlotPages):
                 subject_id=conflict.subject_id,
                 challenger_id=first.id,
             )
-            self.escalate(conflict.slot, opening, Actor(id=first.writer), tuple(fact.id for fact in rest))
+            others = tuple(fact.id for fact in evidence if fact is not first)
+            self.escalate(conflict.slot, opening, Actor(id=first.writer), others)
+            return
+        for fact in evidence:
+            slot, writer = slot_of(fact), Actor(id=fact.writer)
+            ruling = decide(self.view(slot, fact), fact, writer, self.rules_of(slot), self.now)
+            if ruling.outcome is Outcome.KEPT:
+                for opening in ruling.open:
+                    self.escalate(slot, opening, writer)
+                if ruling.join is not None:
+                    self.join(ruling.join, fact.id)
 
     def _log(self, slot: Slot, fact: Fact, ruling: Ruling, anew: bool = False) -> str:
         inputs: dict[str, Any] = {**ruling.inputs, "fact": fact.id}

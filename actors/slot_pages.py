@@ -22,7 +22,7 @@ from muniment.policies.authority import PARENT_STEPS, Actor, follow_parents
 from muniment.policies.model import ConflictKind, Fact, Scope, Slot, Status
 from muniment.policies.precedence import overtaken
 from muniment.policies.precedence_policy import SlotRules
-from muniment.policies.slot_history import Change, SlotEvent, read
+from muniment.policies.slot_history import Change, SlotEvent
 from muniment.policies.slot_view import Opening, PastRuling, SlotView
 from muniment.policies.weighing import start
 
@@ -235,15 +235,8 @@ class SlotPages:
 
     def supersede(self, id: str, winner: str) -> None:
         """The fact leaves; what was derived from it will be reviewed."""
-        fact = self.change(id, status=Status.SUPERSEDED, superseded_by=winner)
+        self.change(id, status=Status.SUPERSEDED, superseded_by=winner)
         self._lost[id] = None
-        self.forget_successor(slot_of(fact).key, id)
-
-    def forget_successor(self, key: str, id: str) -> None:
-        """What was to be replaced by this fact some day is not any more."""
-        for fact in self.current(key):
-            if fact.superseded_by == id:
-                self.change(fact.id, superseded_by=None)
 
     def lose(self, id: str) -> None:
         """What was derived from the fact will be reviewed."""
@@ -293,12 +286,10 @@ class SlotPages:
         """Makes conflicts known that were read elsewhere; as they are now."""
         return [self._conflicts.setdefault(conflict.id, conflict) for conflict in conflicts]
 
-    def take_open(self, fact: Fact) -> list[Conflict]:
-        """The open conflicts that a fact has a part in: as incumbent, challenger or evidence."""
-        about = self.take(conflict_store.about(self.connection, self.company, [fact.id]))
-        here = self.conflicts_of(fact.slot.key) if fact.slot is not None else []
-        found = {c.id: c for c in (*about, *(c for c in here if fact.id in c.evidence_ids))}
-        return [c for c in found.values() if c.status == OPEN]
+    def withdraw_about(self, id: str, by: str) -> None:
+        """What is open about a fact without a slot has lost its point."""
+        for conflict in self.take(conflict_store.about(self.connection, self.company, [id])):
+            self.withdraw(conflict.id, by)
 
     def put_conflict(self, conflict: Conflict) -> None:
         """Another version of a conflict, or a new one."""
@@ -334,8 +325,6 @@ class SlotPages:
     def flush(self) -> None:
         """Writes all that changed of facts that were there before, and of conflicts. New facts are the caller's."""
         self._review_derived()
-        for key in list(self.touched):
-            self._tidy(key)
         store.update_facts(self.connection, [self.facts[id] for id in self._changed if id not in self.new])
         store.add_events(self.connection, self.company, self._events)
         conflict_store.put_conflicts(self.connection, [self._conflicts[id] for id in self._changed_conflicts])
@@ -357,21 +346,6 @@ class SlotPages:
             alone = len(current) <= 1 and not conflicts
             found[key] = None if alone else SlotNote(current, conflicts, self.parents(current), next_turn(current))
         return found
-
-    def _tidy(self, key: str) -> None:
-        """Reviews and notices of what is no longer current are withdrawn; a conflict goes on about what is in use."""
-        current = {fact.id: fact for fact in self.current(key)}
-        orphans = [c for c in self.conflicts_of(key) if c.subject_id not in current]
-        for conflict in orphans:
-            if conflict.kind is not ConflictKind.CONFLICT:
-                self.withdraw(conflict.id, conflict.subject_id or "")
-        orphans = [c for c in orphans if c.kind is ConflictKind.CONFLICT]
-        if orphans and current:
-            facts = list(current.values())
-            incumbent = read(facts, self.rules_of(self.slots[key]), self.parents(facts), self.now).current
-            for conflict in orphans:
-                if incumbent is not None and incumbent.id != conflict.challenger_id:
-                    self.put_conflict(replace(conflict, subject_id=incumbent.id))
 
     def _review_derived(self) -> None:
         done: set[str] = set()

@@ -122,7 +122,6 @@ class SlotRulings:
             winner = self._rescope(book, conflict, plan.rescoped, plan.moves)
         if winner is not None:
             book.follow(slot, winner, plan.consequences)
-        book.regroup(slot.key)
         decision_id = book.log("ruling", plan.decision.value, plan.reason, plan.decision.value, dict(plan.inputs), slot)
         answer: Record = {
             "id": conflict.id,
@@ -214,8 +213,7 @@ class SlotRulings:
             book.put_new(right)
             self._rule_by_correction(book, right.slot, wrong, right)
         else:
-            for conflict in book.take_open(wrong):
-                book.withdraw(conflict.id, right.id)
+            book.withdraw_about(wrong.id, right.id)
         inputs = {"fact": id, "by": right.id}
         decision_id = book.log("correction", "corrected", reason, "corrected", inputs, right.slot)
         written = Written({"id": right.id, "status": "current", "corrected": id, "decision_id": decision_id})

@@ -212,7 +212,8 @@ class SlotWriter:
             if fact.slot is not None:
                 named = {"subject": fact.slot.subject, "field": fact.slot.field}
                 inputs[ERASED] = self.log.erase(connection, company, naming=id, **named)
-        book.leave(id)
+        if fact.slot is None:
+            book.withdraw_about(id, id)
         decision_id = book.log("retirement", new.value, reason, new.value, inputs, None if fact.user else fact.slot)
         written = Written({"id": id, "status": new.value, "decision_id": decision_id})
         self.store(connection, tenant, book, [], {}, written)

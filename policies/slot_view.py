@@ -62,19 +62,25 @@ class SlotView:
 
 
 def promoted(facts: Sequence[Fact], now: datetime) -> list[Fact]:
-    """The facts, incumbents and corroborations, as they stand when some incumbents have expired.
+    """The facts, incumbents and corroborations, as they stand when some incumbents have gone.
 
-    Where corroborations outlive their incumbent, the first recorded of them takes its place and the others follow it:
-    the same value still holds.
+    A corroboration stands by an incumbent: where what it stood by has become a corroboration too, by that one's. Where
+    corroborations outlive their incumbent, the first recorded of them takes its place and the others follow it: the
+    same value still holds.
     """
     heads = {f.id for f in facts if f.corroborates is None and not over(f, now)}
+    leaders = {f.id: f.corroborates for f in facts if f.corroborates is not None}
     heirs: dict[str, str] = {}
     regrouped = []
     for fact in sorted(facts, key=first_recorded):
         leader = fact.corroborates
         if leader is not None and leader not in heads and not over(fact, now):
-            heir = heirs.setdefault(leader, fact.id)
-            fact = replace(fact, corroborates=None if heir == fact.id else heir)
+            passed = {fact.id}
+            while leader in leaders and leader not in passed:
+                passed.add(leader)
+                leader = leaders[leader]
+            head = leader if leader in heads else heirs.setdefault(leader, fact.id)
+            fact = replace(fact, corroborates=None if head == fact.id else head)
         regrouped.append(fact)
     return regrouped
 

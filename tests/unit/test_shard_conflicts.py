@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from muniment.actors.slot_reader import SlotReader
+from muniment.actors.store import conflict_store, memory_store
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.policies.errors import AlreadyRuled, StateConflict
@@ -262,3 +264,53 @@ def test_nothing_of_an_erased_user_stays_in_the_log(bench: Bench) -> None:
             stored = b"".join(bytes(v) for row in connection.execute(sa.select(table)) for v in row if type(v) is bytes)
             assert b"Xenia" not in stored
             assert b"Zoe" not in stored
+
+
+def opened(bench: Bench) -> list[tuple[str, str, str | None]]:
+    """Kind, rule and challenger of what is open."""
+    with bench.engine.connect() as connection:
+        found = conflict_store.open_conflicts(connection, "acme")
+    return [(conflict.kind.value, conflict.rule.value, conflict.challenger_id) for conflict in found]
+
+
+def test_what_was_only_kept_beside_a_deleted_challenger_is_a_notice(bench: Bench) -> None:
+    tell(bench, contact("Dana", -9))
+    (lee, note, old) = tell(bench, contact("Lee"), contact("Lee", source=NOTE), contact("Lee", -20, source=NOTE))
+    assert [r["outcome"] for r in (lee, note, old)] == ["held", "kept", "kept"]
+    assert opened(bench) == [("conflict", "undated_tie", lee["id"])]
+    retire(bench, lee["id"], "deleted")
+    assert opened(bench) == [("notice", "lower_rank", note["id"])]
+    retire(bench, note["id"], "deleted")
+    assert opened(bench) == []
+
+
+def brought_in(bench: Bench, id: str, **dates: Any) -> None:
+    """The fact with other dates that nobody decided about, as an import would leave it."""
+    with bench.engine.begin() as connection:
+        fact = memory_store.get_facts(connection, "acme", [id])[id]
+        memory_store.update_facts(connection, [replace(fact, **dates)])
+    bench.shard.close()
+    bench.start()
+
+
+def test_a_conflict_ends_with_the_period_of_its_challenger(bench: Bench) -> None:
+    tell(bench, contact("Dana", -3, expires_at=at(50)))
+    (lee,) = tell(bench, contact("Lee", 60, expires_at=at(70)))
+    brought_in(bench, lee["id"], effective_at=at(-5), expires_at=at(10))
+    assert values(bench) == ["Dana"]
+    assert opened(bench) == [("conflict", "found_on_reading", lee["id"])]
+    bench.now = at(11)
+    tell(bench, contact("Dana", source=MAIL))
+    assert (values(bench), opened(bench)) == (["Dana"], [])
+
+
+def test_evidence_follows_a_fact_that_becomes_evidence(bench: Bench) -> None:
+    (dana,) = tell(bench, contact("Dana", -3, expires_at=at(50)))
+    (lee, mail) = tell(bench, contact("Lee", 60), contact("Lee", 61, source=MAIL))
+    brought_in(bench, lee["id"], effective_at=at(-5))
+    assert values(bench) == ["Dana"]
+    answer = correct(bench, dana["id"], "Lee")
+    with bench.engine.connect() as connection:
+        facts = memory_store.get_facts(connection, "acme", [lee["id"], mail["id"]])
+    assert {fact.corroborates for fact in facts.values()} == {answer["id"]}
+    assert (values(bench), opened(bench)) == (["Lee"], [])
