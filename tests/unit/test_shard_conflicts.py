@@ -314,3 +314,14 @@ def test_evidence_follows_a_fact_that_becomes_evidence(bench: Bench) -> None:
         facts = memory_store.get_facts(connection, "acme", [lee["id"], mail["id"]])
     assert {fact.corroborates for fact in facts.values()} == {answer["id"]}
     assert (values(bench), opened(bench)) == (["Lee"], [])
+
+
+def test_a_corrected_fact_still_takes_over_on_its_day(bench: Bench) -> None:
+    tell(bench, contact("Dana", -9))
+    (lee,) = tell(bench, contact("Lee", 5))
+    assert lee["outcome"] == "replaced"
+    bench.now = at(1)
+    correct(bench, lee["id"], "Leo")
+    assert values(bench) == ["Dana"]
+    bench.now = at(6)
+    assert (held(bench), values(bench), opened(bench)) == ("Leo", ["Leo"], [])
