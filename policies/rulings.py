@@ -20,7 +20,7 @@ from muniment.policies.precedence import consequences, fact_inputs
 from muniment.policies.precedence_policy import SlotRules
 from muniment.policies.slot_history import Change
 from muniment.policies.slot_view import NOTHING, Consequences, OpenConflict, PastRuling, SlotView
-from muniment.policies.weighing import DAWN, first_recorded, over, overlap
+from muniment.policies.weighing import DAWN, DUSK, first_recorded, over, overlap, start
 
 
 class Decision(StrEnum):
@@ -124,6 +124,13 @@ class _Bench:
             return [f for f in live if overlap(f, challenger)]
         return [f for f in live if f.id == self.conflict.subject_id]
 
+    @property
+    def opposing(self) -> list[Fact]:
+        """The incumbents with their evidence, and evidence of other facts that holds at the same time."""
+        found, challenger = self.with_evidence(self.incumbents), self.conflict.challenger
+        others = sorted((f for f in self.view.evidence if f not in found), key=first_recorded)
+        return found + [f for f in others if challenger is not None and overlap(f, challenger)]
+
     def with_evidence(self, facts: list[Fact]) -> list[Fact]:
         """The facts and their corroborations."""
         ids = {f.id for f in facts}
@@ -186,7 +193,7 @@ def _check(resolution: Resolution) -> None:
 
 def _accept(bench: _Bench) -> RulingPlan:
     winner = bench.challenger()
-    losers = [f for f in bench.with_evidence(bench.incumbents) if f.id != winner.id]
+    losers = [f for f in bench.opposing if f.id != winner.id]
     status = Status.EXPIRED if over(winner, bench.now) else Status.CURRENT
     changes = [FactChange(fact_id=winner.id, status=status, change=Change.WON_RULING)]
     for fact in bench.waiting[1:]:
@@ -243,7 +250,13 @@ def _new_value(bench: _Bench) -> RulingPlan:
         metadata={},
     )
     fact = replace(fact, review_at=review_date(fact, bench.rules))
-    losers = bench.with_evidence(bench.incumbents) + bench.waiting
+    # It beats what the conflict is about and all that has begun; what begins later takes over from it.
+    incumbents, live = bench.incumbents, [f for f in bench.view.current if not over(f, bench.now)]
+    beaten = [f for f in live if f in incumbents or start(f) <= bench.now]
+    later = [f for f in live if f not in beaten and key_of(f, bench.rules) != key_of(fact, bench.rules)]
+    successor = min(later, key=lambda f: (start(f), first_recorded(f)), default=None)
+    fact = replace(fact, superseded_by=successor.id if successor is not None else None)
+    losers = bench.with_evidence(beaten) + bench.waiting
     won = FactChange(fact_id=fact.id, change=Change.WON_RULING)
     return replace(_ruled(bench, fact, losers, [won], _SENTENCES[Decision.NEW_VALUE]), new_fact=fact)
 
@@ -339,15 +352,21 @@ def _rescoped(bench: _Bench, challenger: Fact, rescope: Rescope) -> Fact:
 
 
 def _apart(bench: _Bench, rescoped: Fact) -> tuple[Fact, list[FactChange]]:
-    """In one slot both hold only if their periods differ: whichever begins first ends where the other begins."""
+    """In one slot both hold only if their periods differ: whichever begins first ends where the other begins.
+
+    The evidence of an incumbent may outlive it, or begin before it, and would hold then: it gives way as well.
+    """
     cuts: list[FactChange] = []
-    for fact in bench.incumbents:
-        if fact.id == rescoped.id or not overlap(fact, rescoped):
+    for fact in sorted((f for f in bench.view.current if not over(f, bench.now)), key=first_recorded):
+        incumbent, *evidence = bench.with_evidence([fact])
+        if fact.id == rescoped.id or not any(overlap(f, rescoped) for f in (incumbent, *evidence)):
             continue
-        if rescoped.effective_at is not None and (fact.effective_at or DAWN) < rescoped.effective_at:
-            cuts += _ended(bench, fact, rescoped.effective_at, rescoped)
-        elif fact.effective_at is not None and (rescoped.effective_at or DAWN) < fact.effective_at:
-            rescoped = replace(rescoped, expires_at=fact.effective_at)
+        begins = rescoped.effective_at or DAWN
+        if (incumbent.effective_at or DAWN) < begins:
+            cuts += _ended([incumbent, *evidence], rescoped)
+        elif incumbent.effective_at is not None and begins < incumbent.effective_at:
+            rescoped = replace(rescoped, expires_at=min(rescoped.expires_at or DUSK, incumbent.effective_at))
+            cuts += _ended([f for f in evidence if overlap(f, rescoped)], rescoped)
         else:
             raise InvalidInput.at("/rescope", "both would hold at the same time; give a period, a user or another slot")
     if over(rescoped, bench.now):
@@ -355,11 +374,12 @@ def _apart(bench: _Bench, rescoped: Fact) -> tuple[Fact, list[FactChange]]:
     return rescoped, cuts
 
 
-def _ended(bench: _Bench, incumbent: Fact, ends: datetime, rescoped: Fact) -> list[FactChange]:
-    """The incumbent ends there, and so does its evidence; evidence that begins only then has no period left."""
-    changes = [FactChange(fact_id=incumbent.id, expires_at=ends)]
-    for fact in bench.with_evidence([incumbent])[1:]:
-        if (fact.effective_at or DAWN) >= ends:
+def _ended(facts: list[Fact], rescoped: Fact) -> list[FactChange]:
+    """They end where the other begins; what begins only then has no period left."""
+    changes = []
+    for fact in facts:
+        ends = rescoped.effective_at
+        if ends is None or (fact.effective_at or DAWN) >= ends:
             changes.append(FactChange(fact_id=fact.id, status=Status.SUPERSEDED, superseded_by=rescoped.id))
         elif fact.expires_at is None or fact.expires_at > ends:
             changes.append(FactChange(fact_id=fact.id, expires_at=ends))

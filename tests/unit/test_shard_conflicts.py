@@ -57,7 +57,7 @@ def retire(bench: Bench, id: str, status: str) -> Any:
 
 def rule(bench: Bench, conflict_id: str, **ruling: Any) -> Any:
     arguments = {"conflict_id": conflict_id, "actor": ANA, "rules_all": True}
-    return RUNNER.run(bench.router.resolve("acme", ruling, None, **arguments))
+    return RUNNER.run(bench.router.resolve("acme", ruling, ruling.get("text"), **arguments))
 
 
 def correct(bench: Bench, id: str, value: str) -> Any:
@@ -325,3 +325,35 @@ def test_a_corrected_fact_still_takes_over_on_its_day(bench: Bench) -> None:
     assert values(bench) == ["Dana"]
     bench.now = at(6)
     assert (held(bench), values(bench), opened(bench)) == ("Leo", ["Leo"], [])
+
+
+def test_evidence_that_outlives_its_fact_gives_way_to_what_holds_then(bench: Bench) -> None:
+    tell(bench, contact("Lee", -1, expires_at=at(4)), contact("Lee", source=MAIL))
+    (kim,) = tell(bench, contact("Kim"))
+    assert kim["outcome"] == "held"
+    rule(bench, kim["conflict_id"], decision="both_valid", rescope={"effective_at": at(5)})
+    for day, value in ((1, "Lee"), (4.5, "Lee"), (6, "Kim")):
+        bench.now = at(day)
+        assert (held(bench), values(bench), opened(bench)) == (value, [value], [])
+
+
+def test_an_owners_value_holds_until_what_begins_later_takes_over(bench: Bench) -> None:
+    tell(bench, contact("Dana", -1, expires_at=at(5)))
+    tell(bench, contact("Lee", 5))
+    (kim,) = tell(bench, contact("Kim", -1, expires_at=at(5)))
+    assert kim["outcome"] == "held"
+    rule(bench, kim["conflict_id"], decision="new_value", value="Moe", text="it is Moe")
+    for day, value in ((1, "Moe"), (6, "Lee")):
+        bench.now = at(day)
+        assert (held(bench), values(bench), opened(bench)) == (value, [value], [])
+
+
+def test_evidence_that_outlives_its_fact_loses_with_it_to_an_accepted_value(bench: Bench) -> None:
+    bench.policy(fields={"contact": {"owner": "ana", "self_authority": True}})
+    tell(bench, contact("Lee", -1, expires_at=at(4)), contact("Lee", source=MAIL))
+    (kim,) = tell(bench, contact("Kim", 5, source=MAIL), actor=BOT)
+    assert kim["outcome"] == "held"
+    rule(bench, kim["conflict_id"], decision="accept_challenger")
+    for day, value in ((1, "Lee"), (4.5, "Lee"), (6, "Kim")):
+        bench.now = at(day)
+        assert (held(bench), values(bench), opened(bench)) == (value, [value], [])
