@@ -239,16 +239,17 @@ class SlotBook(SlotPages):
         for conflict in self.conflicts_of(key):
             evidence = [self.facts[id] for id in conflict.evidence_ids if id in self.facts]
             evidence = [fact for fact in evidence if fact.status in _EVIDENCE]
-            subject_id, challenger = self._subject(conflict, heads), self.facts.get(conflict.challenger_id or "")
-            if challenger is not None and challenger.status not in _CHALLENGERS[conflict.kind]:
-                self.withdraw(conflict.id, challenger.id)
-                self._reopen(replace(conflict, subject_id=subject_id), evidence)
-            elif subject_id is None:
-                self.withdraw(conflict.id, conflict.subject_id or "")
-            else:
+            challenger = self.facts.get(conflict.challenger_id or "")
+            subject_id = self._subject(conflict, challenger, heads)
+            stands = challenger is None or challenger.status in _CHALLENGERS[conflict.kind]
+            if stands and subject_id is not None:
                 kept = replace(conflict, subject_id=subject_id, evidence_ids=tuple(fact.id for fact in evidence))
                 if kept != conflict:
                     self.put_conflict(kept)
+                continue
+            self.withdraw(conflict.id, (challenger.id if challenger else conflict.subject_id) or "")
+            if subject_id is not None or conflict.kind is ConflictKind.CONFLICT:
+                self._reopen(conflict, evidence, heads)
 
     def _regroup(self, key: str) -> dict[str, str]:
         """Evidence stands by a current fact, and a successor is current: what stands now for what evidence stood by."""
@@ -265,29 +266,35 @@ class SlotBook(SlotPages):
                 self.change(fact.id, superseded_by=None)
         return heads
 
-    def _subject(self, conflict: Conflict, heads: Mapping[str, str]) -> str | None:
+    def _subject(self, conflict: Conflict, challenger: Fact | None, heads: Mapping[str, str]) -> str | None:
         """The fact that this is about by now; None where it has lost its point.
 
-        A review is about one fact, a notice about one value. A conflict goes on about what is in use, or about nothing.
+        A review is about one fact, a notice about one value. A conflict goes on about what is in use, or will be first,
+        or about nothing; where its challenger is current too, as long as a reading finds that beside what is in use.
         """
         slot, id = conflict.slot, conflict.subject_id or ""
         assert slot is not None, "it was found by its slot"
-        current = self.current(slot.key)
-        if conflict.kind is not ConflictKind.REVIEW:
-            id = heads.get(id, id)
-        fact = next((fact for fact in current if fact.id == id), None)
-        if fact is not None:
-            return id if conflict.kind is ConflictKind.REVIEW else fact.corroborates or id
-        if conflict.kind is not ConflictKind.CONFLICT:
+        current = {fact.id: fact for fact in self.current(slot.key)}
+        if conflict.kind is ConflictKind.REVIEW:
+            return id if id in current else None
+        id = heads.get(id, id)
+        found = challenger is not None and challenger.status is Status.CURRENT
+        if id in current and not found:
+            return current[id].corroborates or id
+        if conflict.kind is ConflictKind.NOTICE:
             return None
-        incumbent = read(current, self.rules_of(slot), self.parents(current), self.now).current
-        if incumbent is None:
-            return id
-        return incumbent.id if incumbent.id != conflict.challenger_id else None
+        facts = list(current.values())
+        reading = read(facts, self.rules_of(slot), self.parents(facts), self.now)
+        if found:
+            return reading.current.id if reading.current is not None and challenger in reading.others else None
+        if reading.current is not None:
+            return reading.current.id
+        coming = [fact for fact in facts if fact.corroborates is None]
+        return min(coming, key=lambda fact: (start(fact), fact.id)).id if coming else id
 
-    def _reopen(self, conflict: Conflict, evidence: list[Fact]) -> None:
-        """What said the same as a challenger that is gone waits in a conflict of its own; of what was only kept, a
-        notice is given where one is due. Nothing takes effect by it."""
+    def _reopen(self, conflict: Conflict, evidence: list[Fact], heads: Mapping[str, str]) -> None:
+        """What said the same as a challenger that waits no more waits in a conflict of its own; of what was only kept,
+        a notice is given where one is due. Nothing takes effect by it."""
         waiting = [fact for fact in evidence if fact.status is Status.DISPUTED]
         if waiting:
             first = waiting[0]
@@ -295,7 +302,7 @@ class SlotBook(SlotPages):
                 kind=conflict.kind,
                 rule=conflict.rule,
                 reason=conflict.reason,
-                subject_id=conflict.subject_id,
+                subject_id=self._subject(conflict, first, heads),
                 challenger_id=first.id,
             )
             others = tuple(fact.id for fact in evidence if fact is not first)

@@ -348,6 +348,17 @@ def test_an_owners_value_holds_until_what_begins_later_takes_over(bench: Bench) 
         assert (held(bench), values(bench), opened(bench)) == (value, [value], [])
 
 
+def test_a_conflict_without_its_incumbent_is_about_what_comes_into_force(bench: Bench) -> None:
+    bench.policy(fields={"contact": {"sensitive": True, "owner": "ana"}})
+    (dana, kim) = tell(bench, contact("Dana", -1, expires_at=at(5)), contact("Kim", 5))
+    (lee,) = tell(bench, contact("Lee"), actor=BOT)
+    assert lee["outcome"] == "held"
+    retire(bench, dana["id"], "deleted")
+    bench.now = at(6)
+    (result,) = RUNNER.run(bench.ask("the contact of Aurora"))["results"]
+    assert (result["fact"]["id"], result["dispute"]["conflict_id"]) == (kim["id"], lee["conflict_id"])
+
+
 def test_evidence_that_outlives_its_fact_loses_with_it_to_an_accepted_value(bench: Bench) -> None:
     bench.policy(fields={"contact": {"owner": "ana", "self_authority": True}})
     tell(bench, contact("Lee", -1, expires_at=at(4)), contact("Lee", source=MAIL))
