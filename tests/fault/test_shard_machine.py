@@ -23,6 +23,7 @@ from muniment.actors.store.policy_book import PolicyBook
 from muniment.policies.authority import key_of
 from muniment.policies.errors import MunimentError
 from muniment.policies.model import ConflictKind, Fact, Scope, Slot, Status
+from muniment.policies.weighing import Rule
 from tests.stores import Stores
 from tests.unit.test_memory_shard import ANA, BOT, CRM, DIMENSION, MAIL, Bench
 
@@ -57,6 +58,11 @@ def shown(note: SlotNote | None) -> Any:
     if note is None:
         return None
     return note.facts, note.conflicts, {id: fact.source for id, fact in note.parents.items()}, note.due
+
+
+def stands(fact: Fact) -> bool:
+    """Whether it is current, and evidence of no other."""
+    return fact.status is Status.CURRENT and fact.corroborates is None
 
 
 class ShardMachine(RuleBasedStateMachine):
@@ -172,13 +178,21 @@ class ShardMachine(RuleBasedStateMachine):
             if conflict.kind is ConflictKind.REVIEW:
                 assert facts[conflict.subject_id or ""].status is Status.CURRENT
                 continue
-            challenger = facts[conflict.challenger_id or ""]
-            assert challenger.slot is not None
             assert conflict.slot is not None
-            assert challenger.slot.key == conflict.slot.key
-            value = (challenger.slot.key, key_of(challenger, self.policies.rules(challenger.slot)))
-            assert value not in seen
-            seen.add(value)
+            rules = self.policies.rules(conflict.slot)
+            challenger = facts[conflict.challenger_id or ""]
+            told = [challenger, *(facts[id] for id in conflict.evidence_ids)]
+            ((key, value),) = {(fact.slot.key, key_of(fact, rules)) for fact in told if fact.slot is not None}
+            assert key == conflict.slot.key
+            assert len({fact.id for fact in told}) == len(told)
+            assert {fact.status for fact in told[1:]} <= {Status.CURRENT, Status.DISPUTED, Status.SUPERSEDED}
+            assert (key, value) not in seen
+            seen.add((key, value))
+            # Decisions leave nothing for a reader to find.
+            assert conflict.rule is not Rule.FOUND_ON_READING
+            # It is shown beside a fact in use, unless there is none.
+            in_use = [f.id for f in facts.values() if f.slot is not None and f.slot.key == key and stands(f)]
+            assert conflict.subject_id in in_use or not set(in_use) - {challenger.id}
             allowed = (
                 (Status.DISPUTED, Status.CURRENT)
                 if conflict.kind is ConflictKind.CONFLICT
@@ -193,6 +207,8 @@ class ShardMachine(RuleBasedStateMachine):
         with self.bench.engine.connect() as connection:
             facts = memory_store.get_facts(connection, "acme", self._ids())
         for fact in facts.values():
+            if fact.status is Status.CURRENT and fact.superseded_by is not None:
+                assert facts[fact.superseded_by].status is Status.CURRENT
             if fact.status is Status.CURRENT and fact.corroborates is not None and fact.slot is not None:
                 head = facts[fact.corroborates]
                 rules = self.policies.rules(fact.slot)
