@@ -44,6 +44,7 @@ class Nodes:
             if entry["State"] == "ALIVE" and entry["Name"].startswith(("shard-", "ledger-"))
         ]
         victim = max(self._nodes, key=lambda node: places.count(node.node_id))
+        assert places.count(victim.node_id), "they are spread"
         self._nodes.remove(victim)
         return victim
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from muniment.cluster import processes
-from tests.cluster.test_nodes import SOON
+from tests.spread import SOON
 from tests.stores import Postgres
 
 

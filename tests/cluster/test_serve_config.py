@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import httpx
@@ -71,7 +71,8 @@ def served(tmp_path: Path) -> Iterator[Service]:
         yield Service(url, data_dir, operator)
     finally:
         running.send_signal(signal.SIGINT)
-        processes.wait_for_end([running.pid], 60)
+        with suppress(subprocess.TimeoutExpired):
+            running.wait(60)
         processes.sweep(data_dir)
         running.wait()
         shutil.rmtree(folder, ignore_errors=True)
