@@ -81,7 +81,7 @@ class _Actor(Generic[Body]):
             self._opening = asyncio.ensure_future(asyncio.to_thread(self._configured))
         opening = self._opening
         try:
-            return await asyncio.shield(opening)
+            return opening.result() if opening.done() else await asyncio.shield(opening)
         except Exception:
             if self._opening is opening:
                 self._opening = None

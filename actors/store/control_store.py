@@ -1,7 +1,8 @@
 """The control store: who may act, what is classified, and which precedence holds.
 
-Few rows, written by few, read with every request: every method is one transaction, and nothing is cached, so that a
-revoked key is refused by the next request of any process. What is changed here is in the control decision log.
+Few rows, written by few, read with every request: every method is one transaction, and nothing is remembered longer
+than it is so (``unchanged``): a revoked key is refused by the next request of any process. What is changed here is in
+the control decision log.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from muniment.actors.store.control_tables import (
 from muniment.actors.store.decision_log import Decision, DecisionLog, microseconds
 from muniment.actors.store.engine import available, create_schema, open_engine, writing
 from muniment.actors.store.keys import OPERATOR_ID, key_hash, key_id_of, new_key
+from muniment.actors.store.unchanged import Unchanged
 from muniment.policies.access import Grant, Role
 from muniment.policies.errors import NotFound, StateConflict, StoreUnavailable
 from muniment.policies.model import SourceKind
@@ -89,9 +91,11 @@ class ControlStore:
         create_schema(self.engine, TABLES)
         #: Whether a read is a look into a file of this machine.
         self.local = self.engine.dialect.name == "sqlite"
+        self._unchanged = Unchanged(self.engine)
 
     def close(self) -> None:
         """Closes the connections."""
+        self._unchanged.close()
         self.engine.dispose()
 
     @contextmanager
@@ -208,6 +212,10 @@ class ControlStore:
         key_id = key_id_of(key)
         if key_id is None:
             return None
+        with _available():
+            return self._unchanged.get(("grant", key_hash(key)), lambda: self._grant_of(key, key_id))
+
+    def _grant_of(self, key: str, key_id: str) -> Grant | None:
         query = (
             sa.select(access_keys)
             .outerjoin(companies, companies.c.company == access_keys.c.company)
@@ -278,8 +286,13 @@ class ControlStore:
 
     def in_force(self, company: str) -> InForce:
         """Changes with whatever is written for the company's memory; to know whether a copy is still right."""
-        with self._reading() as connection:
-            return tuple(connection.execute(_IN_FORCE, {"company": company}).one())
+
+        def read() -> InForce:
+            with self._reading() as connection:
+                return tuple(connection.execute(_IN_FORCE, {"company": company}).one())
+
+        with _available():
+            return self._unchanged.get(("in_force", company), read)
 
     def precedence_versions(self, company: str) -> list[Versioned]:
         """Every version that is kept, oldest first."""

@@ -78,7 +78,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         "tests.bench.saturation",
         "--scenario A --modes full --profile fast",
         "--scenario B --seeds 42",
-        "--scenario A,B,C --seeds 42,43,44 --profile default,paper",
+        "--scenario A,B,C --seeds 42,43,44,45,46 --profile default,paper",
     ),
 }
 

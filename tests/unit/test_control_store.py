@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import threading
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
@@ -80,6 +82,25 @@ def test_a_key_with_the_right_id_and_another_secret_grants_nothing(store):
     assert store.grant_of(new_key(grant.key_id)) is None
     assert store.grant_of(key.upper()) is None
     assert store.grant_of(key) is not None
+
+
+def test_what_another_process_changes_is_seen_by_the_next_question_and_nothing_is_read_again_before(store, url):
+    key, grant = store.create_key("acme", "ana", roles=AGENT)
+    before = (store.grant_of(key), store.in_force("acme"))
+    reads = []
+    sa.event.listen(store.engine, "before_cursor_execute", lambda *_: reads.append(1))
+    assert (store.grant_of(key), store.in_force("acme")) == before
+    assert bool(reads) is not store.local
+    other = """
+import sys
+from muniment.actors.store.control_store import ControlStore
+store = ControlStore(sys.argv[1])
+store.revoke_key("acme", sys.argv[2], "key:operator")
+store.put_precedence("acme", {"fields": {}}, "key:operator")
+"""
+    subprocess.run([sys.executable, "-c", other, url, grant.key_id], check=True, timeout=60)
+    assert store.grant_of(key) is None
+    assert store.in_force("acme") != before[1]
 
 
 def test_a_key_belongs_to_its_company(store):
