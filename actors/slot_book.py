@@ -25,7 +25,7 @@ from muniment.policies.weighing import Rule, over, start
 MAX_JOINED: Final = 100
 #: What may be the other side of an open entry, and what may say the same beside it.
 _CHALLENGERS: Final = {ConflictKind.CONFLICT: LIVE, ConflictKind.NOTICE: (Status.SUPERSEDED, Status.EXPIRED)}
-_EVIDENCE: Final = (Status.CURRENT, Status.DISPUTED, Status.SUPERSEDED)
+_EVIDENCE: Final = (Status.DISPUTED, Status.SUPERSEDED)
 
 
 class SlotBook(SlotPages):
@@ -114,11 +114,11 @@ class SlotBook(SlotPages):
                 self.change(other.id, status=Status.SUPERSEDED, superseded_by=fact.id)
 
     def join(self, conflict_id: str, id: str) -> None:
-        """The fact says what a conflict's challenger says. What adds no source to it does not wait."""
+        """The fact says what a conflict's challenger says. What holds, is over or adds no source does not wait."""
         conflict = self.conflict(conflict_id)
         fact = self.facts[id]
         known = [self.facts[i] for i in (conflict.challenger_id, *conflict.evidence_ids) if i in self.facts]
-        if id in conflict.evidence_ids or id == conflict.challenger_id:
+        if fact.status not in _EVIDENCE or fact in known:
             return
         if len(conflict.evidence_ids) >= MAX_JOINED or any(_same_testimony(other, fact) for other in known):
             if fact.status is Status.DISPUTED:
@@ -206,25 +206,19 @@ class SlotBook(SlotPages):
         """Opens a conflict for each current value of a slot that nobody decided about (an import, another policy)."""
         view, rules = self.view(slot), self.rules_of(slot)
         reading = read((*view.current, *view.evidence), rules, view.parents, self.now)
+        if reading.current is None:
+            return
+        conflicts = (c for c in self.conflicts_of(slot.key) if c.kind is ConflictKind.CONFLICT)
+        listed = {self._value(conflict) for conflict in conflicts}
         for other in reading.others:
-            if reading.current is None:
-                continue
-            value = key_of(other, rules)
-            same = [
-                c.id
-                for c in self.conflicts_of(slot.key)
-                if c.kind is ConflictKind.CONFLICT and self._says(c, value, slot)
-            ]
-            if same:
-                self.join(same[0], other.id)
-            else:
+            if key_of(other, rules) not in listed:
+                listed.add(key_of(other, rules))
                 self.escalate(slot, found_on_reading(reading.current, other), self.actor)
 
-    def _says(self, conflict: Conflict, value: str, slot: Slot) -> bool:
-        challenger = self.facts.get(conflict.challenger_id or "")
-        return (
-            challenger is not None and challenger.value is not None and key_of(challenger, self.rules_of(slot)) == value
-        )
+    def _value(self, conflict: Conflict) -> str | None:
+        """What the challenger of a conflict or notice says; None for a review, and where it has been deleted."""
+        fact = self.facts.get(conflict.challenger_id or "")
+        return None if fact is None or fact.value is None else key_of(fact, self.rules_of(slot_of(fact)))
 
     # --- what always holds
 
@@ -250,6 +244,18 @@ class SlotBook(SlotPages):
             self.withdraw(conflict.id, (challenger.id if challenger else conflict.subject_id) or "")
             if subject_id is not None or conflict.kind is ConflictKind.CONFLICT:
                 self._reopen(conflict, evidence, heads)
+        self._merge(key)
+
+    def _merge(self, key: str) -> None:
+        """A value has one open entry, the first, whoever opened it; a conflict takes in what a notice was about."""
+        first: dict[str, Conflict] = {}
+        for conflict in sorted(self.conflicts_of(key), key=lambda c: (c.kind is not ConflictKind.CONFLICT, c.id)):
+            value = self._value(conflict)
+            if value is None or first.setdefault(value, conflict) is conflict:
+                continue
+            self.withdraw(conflict.id, first[value].challenger_id or "")
+            for id in (conflict.challenger_id or "", *conflict.evidence_ids):
+                self.join(first[value].id, id)
 
     def _regroup(self, key: str) -> dict[str, str]:
         """Evidence stands by a current fact, and a successor is current: what stands now for what evidence stood by."""

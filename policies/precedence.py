@@ -270,12 +270,6 @@ def _kept(case: _Case, rule: Rule, incumbent: Fact, *, notice: bool) -> Ruling:
 
 def _held(case: _Case, rule: Rule, incumbent: Fact) -> Ruling:
     opened, join = _escalate(case, ConflictKind.CONFLICT, rule, incumbent)
-    value = key_of(case.challenger, case.rules)
-    outdone = (
-        c.id
-        for c in case.view.conflicts
-        if c.kind is ConflictKind.NOTICE and c.challenger and key_of(c.challenger, case.rules) == value
-    )
     return Ruling(
         outcome=Outcome.HELD,
         rule=rule,
@@ -284,7 +278,6 @@ def _held(case: _Case, rule: Rule, incumbent: Fact) -> Ruling:
         incumbent_id=incumbent.id,
         open=opened,
         join=join,
-        consequences=Consequences(withdraw=tuple(sorted(outdone))),
     )
 
 

@@ -14,18 +14,21 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from muniment.actors.ids import new_id
 from muniment.actors.slot_pages import SlotNote
 from muniment.actors.slot_reader import SlotPage, SlotReader
 from muniment.actors.store import conflict_store, memory_store
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.decision_log import DecisionLog
+from muniment.actors.store.memory_store import Stored
 from muniment.actors.store.policy_book import PolicyBook
+from muniment.actors.wire import fact_from_dict
 from muniment.policies.authority import key_of
 from muniment.policies.errors import MunimentError
-from muniment.policies.model import ConflictKind, Fact, Scope, Slot, Status
+from muniment.policies.model import ConflictKind, Fact, Scope, Slot, Status, Tier
 from muniment.policies.weighing import Rule
 from tests.stores import Stores
-from tests.unit.test_memory_shard import ANA, BOT, CRM, DIMENSION, MAIL, Bench
+from tests.unit.test_memory_shard import ANA, BOT, CRM, DIMENSION, MAIL, Bench, Words
 
 BOB = {"id": "bob", "groups": [], "may_claim_record": False}
 SLOTS = [
@@ -79,6 +82,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.policies = PolicyBook(self.bench.control)
         self.reader = SlotReader(self.policies)
         self.ever_retired: set[str] = set()
+        self.brought_in: set[str] = set()
 
     def teardown(self) -> None:
         if hasattr(self, "bench"):
@@ -140,6 +144,22 @@ class ShardMachine(RuleBasedStateMachine):
         elif self._try(self.bench.shard.retire("acme", status=how, **arguments)):
             self.ever_retired.add(id)
 
+    @precondition(lambda self: self._ids())
+    @rule(slot=st.sampled_from(SLOTS), value=VALUES, source=st.sampled_from(SOURCES), day=DAYS)
+    def bring_in(self, slot: Slot, value: str, source: dict[str, Any], day: int | None) -> None:
+        """A current fact that nobody decided about, as an import leaves it, and the audit after it."""
+        text, now = f"the {slot.field} of Aurora is {value}", self.bench.shard._writer._tick()
+        named = {"subject": slot.subject, "field": slot.field, "scope": slot.scope, "user": slot.user or None}
+        dated = {"recorded_at": now, "effective_at": None if day is None else now + timedelta(days=day)}
+        told = {"id": new_id("f", now), "company": "acme", "text": text, "value": value, "source": source}
+        fact = fact_from_dict({**told, **named, **dated, "writer": slot.user or "ana", "importance": 0.5})
+        vector = self.runner.run(Words().embed([text], 0))
+        with self.bench.engine.begin() as connection:
+            memory_store.insert_facts(connection, [Stored(fact, Tier.L1, 0, vector)])
+        self.brought_in.add(slot.key)
+        self.restart()
+        self.runner.run(self.bench.shard.flag("acme", [self._names(slot)]))
+
     @rule()
     def restart(self) -> None:
         self.bench.shard.close()
@@ -152,8 +172,7 @@ class ShardMachine(RuleBasedStateMachine):
         for slot in SLOTS:
             page = self._page(slot)
             if page.stale:
-                names = [slot.scope.value, slot.user, slot.subject, slot.field]
-                self.runner.run(self.bench.shard.flag("acme", [names]))
+                self.runner.run(self.bench.shard.flag("acme", [self._names(slot)]))
                 page = self._page(slot)
             assert not page.stale
             user = slot.user or "nobody"
@@ -185,11 +204,11 @@ class ShardMachine(RuleBasedStateMachine):
             ((key, value),) = {(fact.slot.key, key_of(fact, rules)) for fact in told if fact.slot is not None}
             assert key == conflict.slot.key
             assert len({fact.id for fact in told}) == len(told)
-            assert {fact.status for fact in told[1:]} <= {Status.CURRENT, Status.DISPUTED, Status.SUPERSEDED}
+            assert {fact.status for fact in told[1:]} <= {Status.DISPUTED, Status.SUPERSEDED}
             assert (key, value) not in seen
             seen.add((key, value))
             # Decisions leave nothing for a reader to find.
-            assert conflict.rule is not Rule.FOUND_ON_READING
+            assert conflict.rule is not Rule.FOUND_ON_READING or key in self.brought_in
             # It is shown beside a fact in use, unless there is none.
             in_use = [f.id for f in facts.values() if f.slot is not None and f.slot.key == key and stands(f)]
             assert conflict.subject_id in in_use or not set(in_use) - {challenger.id}
@@ -254,6 +273,9 @@ class ShardMachine(RuleBasedStateMachine):
         with self.bench.engine.connect() as connection:
             fact: Fact = memory_store.get_facts(connection, "acme", [id])[id]
         return BOB if fact.user == "bob" else ANA
+
+    def _names(self, slot: Slot) -> list[str]:
+        return [slot.scope.value, slot.user, slot.subject, slot.field]
 
     def _page(self, slot: Slot) -> SlotPage:
         with self.bench.engine.connect() as connection:

@@ -443,15 +443,6 @@ def test_the_same_value_again_joins_its_conflict() -> None:
     assert (third.outcome, third.join, len(third.open)) == (Outcome.HELD, None, 1)
 
 
-def test_a_conflict_takes_the_place_of_a_notice_of_the_same_value() -> None:
-    weak = fact("lee", "Lee", SourceKind.AGENT_SUMMARY, status=Status.SUPERSEDED)
-    notice = OpenConflict(
-        id="c1", kind=ConflictKind.NOTICE, rule=Rule.LOWER_RANK, opened_at=NOW, subject_id="dana", challenger=weak
-    )
-    ruling = asked(fact("lee2", "Lee", source(SourceKind.SYSTEM_OF_RECORD, id="b")), DANA, conflicts=(notice,))
-    assert (ruling.outcome, len(ruling.open), ruling.consequences.withdraw) == (Outcome.HELD, 1, ("c1",))
-
-
 def test_rulings_stand() -> None:
     crm = source(SourceKind.SYSTEM_OF_RECORD)
     lee = fact("lee", "Lee", source(SourceKind.COUNTERPARTY, party="client"), effective_at=day(-9))

@@ -368,3 +368,32 @@ def test_evidence_that_outlives_its_fact_loses_with_it_to_an_accepted_value(benc
     for day, value in ((1, "Lee"), (4.5, "Lee"), (6, "Kim")):
         bench.now = at(day)
         assert (held(bench), values(bench), opened(bench)) == (value, [value], [])
+
+
+def test_a_found_value_and_a_notice_of_it_are_one_entry(bench: Bench) -> None:
+    tell(bench, contact("Dana", -3, expires_at=at(50)))
+    (mail, note) = tell(bench, contact("Lee", 60, source=MAIL), contact("Lee", source=NOTE))
+    assert opened(bench) == [("notice", "lower_rank", note["id"])]
+    brought_in(bench, mail["id"], effective_at=at(-5))
+    assert values(bench) == ["Dana"]
+    assert opened(bench) == [("conflict", "found_on_reading", mail["id"])]
+    assert bench.conflicts("withdrawn")[0].challenger_id == note["id"]
+
+
+def test_values_that_a_changed_comparator_makes_equal_wait_in_one_conflict(bench: Bench) -> None:
+    bench.policy(fields={"contact": {"comparator": "exact"}})
+    tell(bench, contact("Dana"))
+    (lee, other) = tell(bench, contact("Lee"), contact("LEE"))
+    assert len({lee["conflict_id"], other["conflict_id"]}) == 2
+    bench.policy(fields={"contact": {}})
+    tell(bench, contact("Dana", source=MAIL))
+    (row,) = bench.conflicts()
+    assert row.id == lee["conflict_id"]
+
+
+def test_a_notice_whose_value_waits_too_is_given_again_without_what_waited(bench: Bench) -> None:
+    tell(bench, contact("Dana"))
+    (note, lee) = tell(bench, contact("Lee", source=NOTE), contact("Lee"))
+    assert opened(bench) == [("conflict", "undated_tie", lee["id"])]
+    retire(bench, lee["id"], "deleted")
+    assert opened(bench) == [("notice", "lower_rank", note["id"])]
