@@ -18,7 +18,7 @@ from muniment.actors.store import memory_store as store
 from muniment.actors.store.conflict_store import OPEN, WITHDRAWN, Conflict
 from muniment.actors.store.decision_log import Decision
 from muniment.policies.audit import derived_reviews
-from muniment.policies.authority import PARENT_STEPS, Actor, follow_parents
+from muniment.policies.authority import PARENT_STEPS, Actor, follow_parents, key_of
 from muniment.policies.model import ConflictKind, Fact, Scope, Slot, Status
 from muniment.policies.precedence import overtaken
 from muniment.policies.precedence_policy import SlotRules
@@ -210,7 +210,8 @@ class SlotPages:
 
     def change(self, id: str, **fields: Any) -> Fact:
         """A fact with other values of what may change."""
-        fact = replace(self.facts[id], **fields)
+        before = self.facts[id]
+        fact = replace(before, **fields)
         self.facts[id] = fact
         self._changed[id] = None
         slot = fact.slot
@@ -218,7 +219,19 @@ class SlotPages:
             self.touched[slot.key] = None
             if fact.status in LIVE and slot.key in self.members:
                 self.members[slot.key][id] = None  # what had left may come back
+            if before.status is Status.CURRENT and fact.status is not Status.CURRENT:
+                self._hand_on(slot, fact, before.superseded_by)
         return fact
+
+    def _hand_on(self, slot: Slot, gone: Fact, next_id: str | None) -> None:
+        """What the fact was to take over from some day goes to whoever has its place now, or was to follow it."""
+        rules, winner = self.rules_of(slot), self.facts.get(gone.superseded_by or "")
+        value = key_of(winner, rules) if winner is not None and winner.status is Status.CURRENT else None
+        for id in self.members.get(slot.key, ()):
+            fact = self.facts[id]
+            if fact.superseded_by == gone.id and fact.status is Status.CURRENT:
+                succeeds = value not in (None, key_of(fact, rules))
+                self.change(id, superseded_by=gone.superseded_by if succeeds else next_id)
 
     def redate(self, id: str, change: Change = Change.REDATED, **dates: datetime | None) -> Fact:
         """A fact with other dates; those before stay known, for what was believed then."""

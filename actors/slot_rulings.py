@@ -206,11 +206,12 @@ class SlotRulings:
             effective_at=wrong.effective_at or wrong.recorded_at,
             entities=(),
         )
+        if right.slot is not None:
+            book.put_new(right)
         book.change(id, status=Status.CORRECTED, superseded_by=right.id)
         book.event(id, Change.CORRECTED)
         book.lose(id)
         if right.slot is not None:
-            book.put_new(right)
             self._rule_by_correction(book, right.slot, wrong, right)
         else:
             book.withdraw_about(wrong.id, right.id)
@@ -224,8 +225,7 @@ class SlotRulings:
     def _rule_by_correction(self, book: SlotBook, slot: Slot, wrong: Fact, right: Fact) -> None:
         """A correction is a ruling: the wrong value does not come back from its sources, and nothing older beats it.
 
-        What waits goes on waiting, against the right value; what says the right value becomes its evidence; and what
-        the wrong value was to replace some day is replaced by the right one.
+        What waits goes on waiting, against the right value; what says the right value becomes its evidence.
         """
         rules = book.rules_of(slot)
         said_so = [f for f in book.current(slot.key) if f.corroborates == wrong.id]
@@ -237,9 +237,6 @@ class SlotRulings:
         for fact in losers[1:]:
             book.supersede(fact.id, right.id)
             book.event(fact.id, Change.LOST_RULING)
-        for fact in book.current(slot.key):
-            if fact.superseded_by == wrong.id and key_of(fact, rules) != value:
-                book.change(fact.id, superseded_by=right.id)
         book.event(right.id, Change.WON_RULING)
         pairs = frozenset(losing_pair(fact, rules) for fact in losers)
         book.rule(right.id, slot, PastRuling(at=right.recorded_at, winner_key=value, losers=pairs))

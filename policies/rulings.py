@@ -16,7 +16,7 @@ from typing import Any
 from muniment.policies.authority import Actor, key_of, losing_pair, rank, review_date
 from muniment.policies.errors import InvalidInput, NotFound
 from muniment.policies.model import ConflictKind, Fact, Scalar, Scope, Source, SourceKind, Status
-from muniment.policies.precedence import consequences, fact_inputs
+from muniment.policies.precedence import consequences, fact_inputs, overtaken
 from muniment.policies.precedence_policy import SlotRules
 from muniment.policies.slot_history import Change
 from muniment.policies.slot_view import NOTHING, Consequences, OpenConflict, PastRuling, SlotView
@@ -116,20 +116,35 @@ class _Bench:
     new_id: str
 
     @property
+    def live(self) -> list[Fact]:
+        """The current facts whose period has not ended, the first recorded first."""
+        return sorted((f for f in self.view.current if not over(f, self.now)), key=first_recorded)
+
+    @property
+    def subject(self) -> Fact | None:
+        """The fact that the conflict is about, while it is current."""
+        return next((f for f in self.live if f.id == self.conflict.subject_id), None)
+
+    @property
     def incumbents(self) -> list[Fact]:
-        """The current facts that the ruling is about: the conflict's own, and whatever else holds at the same time."""
-        live = sorted((f for f in self.view.current if not over(f, self.now)), key=first_recorded)
-        challenger = self.conflict.challenger
-        if challenger is not None:
-            return [f for f in live if overlap(f, challenger)]
-        return [f for f in live if f.id == self.conflict.subject_id]
+        """The current facts that stand in the challenger's way; without a challenger the one that this is about."""
+        if self.conflict.challenger is not None:
+            return [f for f in self.live if self.meets(f)]
+        return [] if self.subject is None else [self.subject]
 
     @property
     def opposing(self) -> list[Fact]:
-        """The incumbents with their evidence, and evidence of other facts that holds at the same time."""
-        found, challenger = self.with_evidence(self.incumbents), self.conflict.challenger
+        """The incumbents with their evidence, and evidence of other facts that stands in the way."""
+        found = self.with_evidence(self.incumbents)
         others = sorted((f for f in self.view.evidence if f not in found), key=first_recorded)
-        return found + [f for f in others if challenger is not None and overlap(f, challenger)]
+        return found + [f for f in others if self.meets(f)]
+
+    def meets(self, fact: Fact) -> bool:
+        """Whether the fact shares a moment with the challenger, and nothing takes over from it before that begins."""
+        challenger, current = self.conflict.challenger, (*self.view.current, *self.view.evidence)
+        if challenger is None or not overlap(fact, challenger):
+            return False
+        return not overtaken(fact, current, max(self.now, start(challenger)))
 
     def with_evidence(self, facts: list[Fact]) -> list[Fact]:
         """The facts and their corroborations."""
@@ -206,13 +221,14 @@ def _accept(bench: _Bench) -> RulingPlan:
 def _keep(bench: _Bench) -> RulingPlan:
     incumbents = bench.incumbents
     reason = _SENTENCES[Decision.KEEP_INCUMBENT]
-    if not incumbents and bench.conflict.challenger is None:
+    kept = bench.subject or next(iter(incumbents), None)
+    if kept is None and bench.conflict.challenger is None:
         raise NotFound("the fact under review is no longer in use")
-    if not incumbents:
+    if kept is None:
         return replace(_dismiss(bench), reason=reason)
-    kept = next((f for f in incumbents if f.id == bench.conflict.subject_id), incumbents[0])
     value = key_of(kept, bench.rules)
-    beside = [f for f in incumbents if key_of(f, bench.rules) != value]
+    # It beats what the conflict is about and all beside it that has begun; what begins later takes over from it.
+    beside = [f for f in incumbents if start(f) <= bench.now and key_of(f, bench.rules) != value]
     losers = bench.with_evidence(beside) + bench.waiting
     confirmed = FactChange(fact_id=kept.id, review_at=_next_review(bench, kept), change=Change.WON_RULING)
     return _ruled(bench, kept, losers, [confirmed], reason)
@@ -251,7 +267,7 @@ def _new_value(bench: _Bench) -> RulingPlan:
     )
     fact = replace(fact, review_at=review_date(fact, bench.rules))
     # It beats what the conflict is about and all that has begun; what begins later takes over from it.
-    incumbents, live = bench.incumbents, [f for f in bench.view.current if not over(f, bench.now)]
+    incumbents, live = bench.incumbents, bench.live
     beaten = [f for f in live if f in incumbents or start(f) <= bench.now]
     later = [f for f in live if f not in beaten and key_of(f, bench.rules) != key_of(fact, bench.rules)]
     successor = min(later, key=lambda f: (start(f), first_recorded(f)), default=None)
@@ -357,7 +373,7 @@ def _apart(bench: _Bench, rescoped: Fact) -> tuple[Fact, list[FactChange]]:
     The evidence of an incumbent may outlive it, or begin before it, and would hold then: it gives way as well.
     """
     cuts: list[FactChange] = []
-    for fact in sorted((f for f in bench.view.current if not over(f, bench.now)), key=first_recorded):
+    for fact in bench.live:
         incumbent, *evidence = bench.with_evidence([fact])
         if fact.id == rescoped.id or not any(overlap(f, rescoped) for f in (incumbent, *evidence)):
             continue

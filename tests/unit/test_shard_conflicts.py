@@ -273,6 +273,13 @@ def opened(bench: Bench) -> list[tuple[str, str, str | None]]:
     return [(conflict.kind.value, conflict.rule.value, conflict.challenger_id) for conflict in found]
 
 
+def holds(bench: Bench, expected: dict[float, str]) -> None:
+    """The slot holds these values on these days, with nothing for a reader to find."""
+    for day, value in expected.items():
+        bench.now = at(day)
+        assert (day, held(bench), values(bench), opened(bench)) == (day, value, [value], [])
+
+
 def test_what_was_only_kept_beside_a_deleted_challenger_is_a_notice(bench: Bench) -> None:
     tell(bench, contact("Dana", -9))
     (lee, note, old) = tell(bench, contact("Lee"), contact("Lee", source=NOTE), contact("Lee", -20, source=NOTE))
@@ -332,9 +339,7 @@ def test_evidence_that_outlives_its_fact_gives_way_to_what_holds_then(bench: Ben
     (kim,) = tell(bench, contact("Kim"))
     assert kim["outcome"] == "held"
     rule(bench, kim["conflict_id"], decision="both_valid", rescope={"effective_at": at(5)})
-    for day, value in ((1, "Lee"), (4.5, "Lee"), (6, "Kim")):
-        bench.now = at(day)
-        assert (held(bench), values(bench), opened(bench)) == (value, [value], [])
+    holds(bench, {1: "Lee", 4.5: "Lee", 6: "Kim"})
 
 
 def test_an_owners_value_holds_until_what_begins_later_takes_over(bench: Bench) -> None:
@@ -343,9 +348,7 @@ def test_an_owners_value_holds_until_what_begins_later_takes_over(bench: Bench) 
     (kim,) = tell(bench, contact("Kim", -1, expires_at=at(5)))
     assert kim["outcome"] == "held"
     rule(bench, kim["conflict_id"], decision="new_value", value="Moe", text="it is Moe")
-    for day, value in ((1, "Moe"), (6, "Lee")):
-        bench.now = at(day)
-        assert (held(bench), values(bench), opened(bench)) == (value, [value], [])
+    holds(bench, {1: "Moe", 6: "Lee"})
 
 
 def test_a_conflict_without_its_incumbent_is_about_what_comes_into_force(bench: Bench) -> None:
@@ -365,9 +368,7 @@ def test_evidence_that_outlives_its_fact_loses_with_it_to_an_accepted_value(benc
     (kim,) = tell(bench, contact("Kim", 5, source=MAIL), actor=BOT)
     assert kim["outcome"] == "held"
     rule(bench, kim["conflict_id"], decision="accept_challenger")
-    for day, value in ((1, "Lee"), (4.5, "Lee"), (6, "Kim")):
-        bench.now = at(day)
-        assert (held(bench), values(bench), opened(bench)) == (value, [value], [])
+    holds(bench, {1: "Lee", 4.5: "Lee", 6: "Kim"})
 
 
 def test_a_found_value_and_a_notice_of_it_are_one_entry(bench: Bench) -> None:
@@ -397,3 +398,42 @@ def test_a_notice_whose_value_waits_too_is_given_again_without_what_waited(bench
     assert opened(bench) == [("conflict", "undated_tie", lee["id"])]
     retire(bench, lee["id"], "deleted")
     assert opened(bench) == [("notice", "lower_rank", note["id"])]
+
+
+def test_what_follows_a_deleted_fact_follows_the_one_before_it(bench: Bench) -> None:
+    (_, lee, _) = tell(bench, contact("Dana", -9), contact("Lee", 5), contact("Moe", 8))
+    retire(bench, lee["id"], "deleted")
+    holds(bench, {1: "Dana", 6: "Dana", 9: "Moe"})
+
+
+def test_what_follows_a_fact_that_turned_out_too_weak_follows_the_one_before_it(bench: Bench) -> None:
+    tell(bench, contact("Dana", -9, source=NOTE), contact("Lee", 5, source=NOTE), contact("Moe", 8))
+    tell(bench, contact("Dana", source=HANDBOOK, expires_at=at(6)))
+    holds(bench, {1: "Dana", 6: "Dana", 9: "Moe"})
+
+
+def test_a_kept_value_is_followed_by_what_was_to_follow_it(bench: Bench) -> None:
+    tell(bench, contact("Dana", -9), contact("Lee", 5), contact("Moe", 8))
+    (kim,) = tell(bench, contact("Kim", -9, expires_at=at(6)))
+    assert kim["outcome"] == "held"
+    rule(bench, kim["conflict_id"], decision="keep_incumbent")
+    holds(bench, {1: "Dana", 6: "Lee", 9: "Moe"})
+
+
+def test_an_accepted_value_follows_what_holds_on_its_day(bench: Bench) -> None:
+    bench.policy(fields={"contact": {"owner": "ana"}})
+    tell(bench, contact("Dana", -9), contact("Lee", 5))
+    (kim,) = tell(bench, contact("Kim", 8), actor=BOT)
+    assert kim["outcome"] == "held"
+    rule(bench, kim["conflict_id"], decision="accept_challenger")
+    holds(bench, {1: "Dana", 6: "Lee", 9: "Kim"})
+
+
+def test_the_value_that_is_kept_is_the_one_that_the_conflict_is_about(bench: Bench) -> None:
+    bench.policy(fields={"contact": {"owner": "ana", "self_authority": True}})
+    tell(bench, contact("Lee", -1, expires_at=at(4)), contact("Lee", -1, source=MAIL), contact("Moe", 6))
+    (kim,) = tell(bench, contact("Kim", 5, source=MAIL), actor=BOT)
+    assert kim["outcome"] == "held"
+    answer = rule(bench, kim["conflict_id"], decision="keep_incumbent")
+    assert answer["current"]["value"] == "Lee"
+    holds(bench, {1: "Lee", 5: "Lee", 7: "Moe"})
