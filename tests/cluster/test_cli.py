@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import httpx
@@ -144,7 +145,7 @@ def test_the_tour_stops_the_service_that_it_started(tmp_path: Path) -> None:
     try:
         with subprocess.Popen([*ignoring, *command], stdout=subprocess.PIPE, text=True, start_new_session=True) as tour:
             assert tour.stdout is not None
-            said = list(iter(tour.stdout.readline, "Serving until Ctrl-C.\n"))
+            said = list(takewhile(lambda line: line != "Serving until Ctrl-C.\n", tour.stdout))
             assert "0 were here already, 20 are new" in "".join(said)
             os.killpg(tour.pid, signal.SIGINT)
             assert tour.wait(timeout=180) == 0

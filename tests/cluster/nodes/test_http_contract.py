@@ -1,3 +1,0 @@
-"""The tests of the same name, on PostgreSQL and over several nodes."""
-
-from tests.cluster.test_http_contract import *  # noqa: F403
