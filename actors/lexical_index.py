@@ -167,12 +167,12 @@ class LexicalIndex:
         with self._lock:
             self._positions.check(mask)
             asked = [(self._postings[t], n) for t, n in sorted(Counter(terms).items()) if t in self._postings]
-            if not asked or k <= 0:
+            if not asked:
                 return []
             totals = self._totals(asked)
             if mask is not None:
                 totals *= mask
-            best = self._best(totals, k)
+            best = self._best(totals, k) if k > 0 else []
             missing = list(also - dict(best).keys())
             scores = totals[[self._positions[id] for id in missing]].tolist()
             return best + [(id, score) for id, score in zip(missing, scores, strict=True) if score > 0]
