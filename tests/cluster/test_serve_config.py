@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -70,9 +69,6 @@ def served(tmp_path: Path) -> Iterator[Service]:
             raise AssertionError((tmp_path / "log").read_text()[-3000:])
         yield Service(url, data_dir, operator)
     finally:
-        running.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            running.wait(60)
         processes.sweep(data_dir)
         running.wait()
         shutil.rmtree(folder, ignore_errors=True)
