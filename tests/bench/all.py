@@ -54,7 +54,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "writes": Benchmark("tests.bench.writes", "--facts 200 --rounds 1", "", "--facts 20000"),
     "recall": Benchmark(
         "tests.bench.recall",
-        "--facts 100 --queries 12 --callers 1,4 --against inprocess",
+        "--facts 100 --queries 4 --callers 1,4 --against inprocess",
         "--queries 60",
         "",
     ),
