@@ -1,8 +1,8 @@
 """What was read of an SQLite file, for as long as nobody has changed the file since.
 
 SQLite says by ``PRAGMA data_version`` whether any other connection, of this or of another process, has committed since
-it was last asked; that is a look into shared memory, a hundredth of what reading a row through SQLAlchemy takes. So an
-answer out of memory is the answer that the file would give now.
+it was last asked; that is a look into shared memory, and takes a fiftieth of reading a row through SQLAlchemy (10
+against 520 microseconds). So an answer out of memory is the answer that the file would give now.
 """
 
 from __future__ import annotations

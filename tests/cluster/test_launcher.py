@@ -1,4 +1,4 @@
-"""Starting, finding and stopping a service: side by side, after a crash, at Ctrl-C."""
+"""Starting, finding and stopping a service: side by side, after a crash, at a signal."""
 
 from __future__ import annotations
 
