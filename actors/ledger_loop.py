@@ -1,23 +1,22 @@
-"""The ledger's one thread of control: batches in, answers out after the commit; between them lapses and housekeeping.
+"""The ledger's one thread of control, an event loop's: batches in, answers out after the commit; between them lapses
+and housekeeping.
 
-Everything that arrives while one commit runs goes into the next. Callers are other threads; answers are given by
-calling back in this one, so a callback must only hand over.
+Work on the ledger is done in that thread itself, which it blocks, because handing it to another one and back would take
+longer than a small batch does. Everything that arrives while one commit runs goes into the next.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import queue
-import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from muniment.actors.dedupe_ledger import DedupeLedger
-from muniment.actors.key_watch import Answer
 from muniment.actors.ledger_ops import Op, Proposed, Result
 from muniment.actors.metrics import (
     COMMIT_FAILURES,
@@ -45,18 +44,29 @@ log = logging.getLogger(__name__)
 HOUSEKEEPING_SECONDS = 5.0
 _SLICE = 500
 _OPENING_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-#: Told the results of a batch, or the one error of all of it.
-Done = Callable[[list[Result] | MunimentError], object]
 
 
 @dataclass(slots=True)
 class _Submitted:
     operations: list[tuple[str, Op]]
-    done: Done
+    done: asyncio.Future[list[Result]]
+
+    def answer(self, results: list[Result]) -> None:
+        """Unless the caller went away."""
+        if not self.done.done():
+            self.done.set_result(results)
+
+    def refuse(self, error: MunimentError) -> None:
+        """Unless the caller went away."""
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
 class LedgerLoop:
-    """Owns a ledger and its thread. ``open_ledger`` may fail while the store is down: it is tried until it works."""
+    """Owns a ledger. All of it belongs to the event loop that it is made in; its properties may be read elsewhere.
+
+    ``open_ledger`` runs in another thread, and may fail while the store is down: it is tried until it works.
+    """
 
     def __init__(
         self,
@@ -65,23 +75,22 @@ class LedgerLoop:
         max_group: int = 2_048,
         observe: Observe = unobserved,
     ) -> None:
-        self._open_ledger = open_ledger
         self._observe = observe
         self._failure: MunimentError | None = Unavailable("the ledger is starting", retry_after_seconds=1)
-        self._queue: queue.SimpleQueue[_Submitted | Callable[[DedupeLedger], None] | None] = queue.SimpleQueue()
+        self._ledger: DedupeLedger | None = None
+        self._queue: deque[_Submitted] = deque()
         self._max_queued = max_queued
         self._max_group = max_group
         self._queued = 0
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._turn: asyncio.Handle | None = None
+        self._due: asyncio.TimerHandle | None = None
         self._house_at = 0.0
         #: The epoch this instance holds, 0 until it has opened its store.
         self.epoch = 0
-        self._parked = 0
         self.groups = 0
         self.operations = 0
-        self._thread = threading.Thread(target=self._guarded, name="ledger", daemon=True)
-        self._thread.start()
+        self.event_loop = asyncio.get_running_loop()
+        self._opening = self.event_loop.create_task(self._open(open_ledger))
 
     @property
     def failure(self) -> MunimentError | None:
@@ -91,133 +100,137 @@ class LedgerLoop:
     @property
     def parked(self) -> int:
         """The number of polls that wait."""
-        return self._parked
+        return self._ledger.watch.parked if self._ledger is not None else 0
 
     def levels(self) -> Levels:
         """How much waits."""
         yield QUEUE_LENGTH, self._queued, {"queue": "ledger_operations"}
-        yield WAITING_POLLS, self._parked, {}
+        yield WAITING_POLLS, self.parked, {}
 
-    def submit(self, client: str, operations: Sequence[Op], done: Done) -> None:
-        """Queues a client's batch; ``done`` is called in the ledger's thread, after the commit.
+    async def operate(self, client: str, operations: Sequence[Op]) -> list[Result]:
+        """What became of a client's batch, after the commit.
 
-        Raises ``Overloaded`` where too much is queued, and what keeps the ledger from serving.
+        Raises ``Overloaded`` where too much is queued, what keeps the ledger from serving, and why it did not commit.
         """
-        submitted = _Submitted([(client, op) for op in operations], done)
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            if self._queued + len(operations) > self._max_queued:
-                self._observe(REFUSED, 1, queue="ledger_operations")
-                raise Overloaded("the ledger's queue is full", retry_after_seconds=1)
-            self._queued += len(operations)
-            self._queue.put(submitted)
+        self._serving()
+        if self._queued + len(operations) > self._max_queued:
+            self._observe(REFUSED, 1, queue="ledger_operations")
+            raise Overloaded("the ledger's queue is full", retry_after_seconds=1)
+        submitted = _Submitted([(client, op) for op in operations], self.event_loop.create_future())
+        self._queued += len(operations)
+        self._queue.append(submitted)
+        if self._turn is None:
+            # What has arrived by now, but has not come to this point yet, joins the group.
+            self._turn = self.event_loop.call_soon(self._take_turn)
+        return await submitted.done
 
-    def park(self, client: str, answer: Answer) -> None:
-        """Parks a client's poll; ``answer`` is called in the ledger's thread with the keys that stopped being held.
+    async def poll(self, client: str, seconds: float) -> list[bytes]:
+        """The keys that the client waits for and that stopped being held: none where nothing came for so long.
 
         Raises what keeps the ledger from serving.
         """
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            self._queue.put(lambda ledger: ledger.watch.park(client, answer, ledger.now()))
+        watch = self._serving().watch
+        told: asyncio.Future[list[bytes]] = self.event_loop.create_future()
 
-    def unpark(self, client: str) -> None:
-        """Answers the client's poll with what there is, perhaps nothing."""
-        self._queue.put(lambda ledger: ledger.watch.unpark(client))
+        def answer(keys: list[bytes]) -> None:
+            if not told.done():
+                told.set_result(keys)
+
+        timer = self.event_loop.call_later(seconds, watch.unpark, client)
+        watch.park(client, answer, self._serving().now())
+        try:
+            return await told
+        finally:
+            timer.cancel()
 
     def close(self) -> None:
-        """Commits what is queued and ends the thread."""
-        self._stop_serving(Unavailable("the ledger is closed", retry_after_seconds=1))
-        self._closed.set()
-        self._queue.put(None)
-        self._thread.join()
+        """Commits what is queued, and ends."""
+        self._opening.cancel()
+        while self._queue:
+            self._take_turn()
+        self._failure = Unavailable("the ledger is closed", retry_after_seconds=1)
+        for handle in (self._turn, self._due):
+            if handle is not None:
+                handle.cancel()
+        if self._ledger is not None:
+            self._ledger.close()
 
-    def _stop_serving(self, failure: MunimentError) -> None:
-        with self._lock:
-            self._failure = failure
+    def _serving(self) -> DedupeLedger:
+        if self._failure is not None:
+            raise self._failure
+        assert self._ledger is not None
+        return self._ledger
 
-    def _guarded(self) -> None:
-        try:
-            self._run()
-        except BaseException:
-            self._stop_serving(Unavailable("the ledger's thread ended; see the log"))
-            raise
-
-    def _run(self) -> None:
-        ledger = self._open()
-        if ledger is None:
-            return
-        self.epoch = ledger.fence.epoch
-        with self._lock:
-            self._failure = None
-        last = False
-        while not last:
-            group, last = self._gather(ledger)
-            if group:
-                self._commit(ledger, group)
-            ledger.watch.lapse(ledger.now())
-            self._parked = ledger.watch.parked
-            self._keep_house(ledger)
-        ledger.close()
-
-    def _open(self) -> DedupeLedger | None:
+    async def _open(self, open_ledger: Callable[[], DedupeLedger]) -> None:
         attempt = 0
-        while not self._closed.is_set():
+        while self._ledger is None:
             try:
-                return self._open_ledger()
+                self._ledger = await asyncio.to_thread(open_ledger)
             except ConfigurationError as error:
                 log.error("the ledger cannot start: %s", error)
-                self._stop_serving(error)
-                return None
+                self._failure = error
+                return
             except sa.exc.SQLAlchemyError as error:
                 log.warning("the ledger's store cannot be opened: %s", error)
-                self._stop_serving(StoreUnavailable("the ledger's store cannot be opened", retry_after_seconds=2))
-            self._closed.wait(_OPENING_PAUSES[min(attempt, len(_OPENING_PAUSES) - 1)])
+                self._failure = StoreUnavailable("the ledger's store cannot be opened", retry_after_seconds=2)
+                await asyncio.sleep(_OPENING_PAUSES[min(attempt, len(_OPENING_PAUSES) - 1)])
+            except Exception:
+                self._failure = Unavailable("the ledger could not be opened; see the log")
+                raise
             attempt += 1
-        return None
+        self.epoch = self._ledger.fence.epoch
+        self._failure = None
+        self._take_turn()
 
-    def _gather(self, ledger: DedupeLedger) -> tuple[list[_Submitted], bool]:
-        """What is queued, at least one thing unless something is due before it comes; and whether this is the end."""
+    def _take_turn(self) -> None:
+        """Commits a group of what is queued, and does what is due."""
+        self._turn = None
+        try:
+            if self._queue:
+                self._commit(self._gather())
+            self._do_what_is_due()
+        except BaseException:
+            self._failure = Unavailable("the ledger ended; see the log")
+            raise
+
+    def _gather(self) -> list[_Submitted]:
+        """As much of what is queued as goes into one commit."""
         group: list[_Submitted] = []
         size = 0
-        wait: float | None = self._patience(ledger)
-        while size < self._max_group:
-            try:
-                item = self._queue.get(timeout=wait) if wait else self._queue.get_nowait()
-            except queue.Empty:
-                break
-            wait = None
-            if item is None:
-                return group, True
-            if isinstance(item, _Submitted):
-                group.append(item)
-                size += len(item.operations)
-            else:
-                item(ledger)
-        with self._lock:
-            self._queued -= size
-        return group, False
+        while self._queue and size < self._max_group:
+            submitted = self._queue.popleft()
+            group.append(submitted)
+            size += len(submitted.operations)
+        self._queued -= size
+        if self._queue:
+            self._turn = self.event_loop.call_soon(self._take_turn)
+        return group
 
-    def _patience(self, ledger: DedupeLedger) -> float:
-        """How long, in seconds, nothing needs to be done."""
-        patience = max(0.0, self._house_at - time.monotonic())
+    def _do_what_is_due(self) -> None:
+        """Lapses and housekeeping; and comes again when the next of them is due."""
+        ledger = self._ledger
+        assert ledger is not None
+        ledger.watch.lapse(ledger.now())
+        self._keep_house(ledger)
+        patience = self._house_at - time.monotonic()
         lapse = ledger.watch.next_lapse()
         if lapse is not None:
-            patience = min(patience, max(0.0, (lapse - ledger.now()) / 1e6))
-        return patience
+            patience = min(patience, (lapse - ledger.now()) / 1e6)
+        if self._due is not None:
+            self._due.cancel()
+        self._due = self.event_loop.call_later(max(0.0, patience), self._take_turn)
 
-    def _commit(self, ledger: DedupeLedger, group: list[_Submitted]) -> None:
+    def _commit(self, group: list[_Submitted]) -> None:
         """Applies a group and answers it. A replaced instance refuses this group and all that come."""
-        operations = [item for submitted in group for item in submitted.operations]
+        ledger = self._ledger
+        assert ledger is not None
         lost: MunimentError
         started = time.perf_counter()
         try:
-            results = ledger.execute(operations)
+            results = ledger.execute([item for submitted in group for item in submitted.operations])
         except Fenced as error:
             log.error("this ledger was replaced: %s", error)
-            self._stop_serving(error)
+            self._failure = error
             lost, reason = error, "fenced"
         except sa.exc.SQLAlchemyError as error:
             log.error("the ledger's store did not commit: %s", error)
@@ -233,7 +246,7 @@ class LedgerLoop:
             return
         self._observe(COMMIT_FAILURES, 1, store="effects", reason=reason)
         for submitted in group:
-            submitted.done(lost)
+            submitted.refuse(lost)
 
     def _answer(self, group: list[_Submitted], results: list[Result]) -> None:
         self.groups += 1
@@ -241,7 +254,7 @@ class LedgerLoop:
         start = 0
         for submitted in group:
             end = start + len(submitted.operations)
-            submitted.done(results[start:end])
+            submitted.answer(results[start:end])
             start = end
 
     def _tell(self, results: list[Result]) -> None:

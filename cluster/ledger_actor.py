@@ -1,20 +1,18 @@
-"""The ledger as a Ray actor: two concurrency groups, so that parked polls never keep an operation out.
-
-The actor's event loops only hand over to the ledger's thread and back.
+"""The ledger as a Ray actor: polls have a concurrency group, and so a thread and an event loop, of their own, so that
+parked ones never keep an operation out. Operations are in Ray's default group, whose event loop is the ledger's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Any
 
 import ray
 
 from muniment.actors.dedupe_ledger import DedupeLedger
 from muniment.actors.ledger_loop import LedgerLoop
-from muniment.actors.ledger_ops import pack_results, unpack_ops
+from muniment.actors.ledger_ops import Result, pack_results, unpack_ops
 from muniment.actors.metrics import unobserved
 from muniment.actors.store.engine import open_engine
 from muniment.actors.store.levels import reservation_levels
@@ -27,7 +25,8 @@ from muniment.policies.errors import MunimentError
 
 #: A poll is answered after this long at the latest, with nothing if there is nothing.
 POLL_SECONDS = 20.0
-_GROUPS = {"operations": 1_000, "polls": 10_000, "health": 8}
+_OPERATIONS_AT_ONCE = 1_000
+_GROUPS = {"polls": 10_000, "health": 8}
 
 
 class LedgerActor:
@@ -45,13 +44,13 @@ class LedgerActor:
     def _open(self, url: str, role: str) -> DedupeLedger:
         return DedupeLedger(open_engine(url), role)
 
-    @ray.method(concurrency_group="operations")
     async def operate(self, client: str, data: bytes) -> bytes:
         """A batch of packed operations; answers their packed results, or the one error of all."""
         ops, carriers = unpack_ops(data)
         started = time.time_ns()
+        results: list[Result] | MunimentError
         try:
-            results = await _handed_over(lambda done: self._loop.submit(client, ops, done))
+            results = await self._loop.operate(client, ops)
         except MunimentError as error:
             results = error
         for place, carrier in enumerate(carriers):
@@ -63,13 +62,11 @@ class LedgerActor:
     @ray.method(concurrency_group="polls")
     async def poll(self, client: str) -> bytes:
         """Waits until keys that ``client`` waits for stop being held: ``[epoch, keys]``, perhaps none; or an error."""
-        timer = asyncio.get_running_loop().call_later(POLL_SECONDS, self._loop.unpark, client)
+        polling = asyncio.run_coroutine_threadsafe(self._loop.poll(client, POLL_SECONDS), self._loop.event_loop)
         try:
-            keys = await _handed_over(lambda answer: self._loop.park(client, answer))
+            keys = await asyncio.wrap_future(polling)
         except MunimentError as error:
             return pack([self._loop.epoch, error.to_wire()])
-        finally:
-            timer.cancel()
         return pack([self._loop.epoch, keys])
 
     @ray.method(concurrency_group="health")
@@ -83,19 +80,6 @@ class LedgerActor:
             "groups": self._loop.groups,
             "operations": self._loop.operations,
         }
-
-
-async def _handed_over(start: Callable[[Callable[[Any], object]], None]) -> Any:
-    """What the ledger's thread calls back with."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def finish(value: Any) -> None:
-        if not future.done():
-            future.set_result(value)
-
-    start(lambda value: loop.call_soon_threadsafe(finish, value))
-    return await future
 
 
 def create_ledger(
@@ -124,5 +108,6 @@ def create_ledger(
         num_cpus=num_cpus,
         max_restarts=-1,
         max_task_retries=0,
+        max_concurrency=_OPERATIONS_AT_ONCE,
         scheduling_strategy=scheduling_strategy,
     ).remote(url, number, settings)

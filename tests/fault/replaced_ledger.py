@@ -10,11 +10,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from muniment.actors.dedupe_ledger import DedupeLedger
-from muniment.actors.ledger_loop import LedgerLoop
 from muniment.actors.ledger_ops import Confirm, Forget, Forgotten, Op, Propose, Proposed, Release, Renew, Settled
 from muniment.actors.store import effect_store
 from muniment.actors.store.engine import open_engine, sqlite_url
 from muniment.policies.errors import MunimentError, Unavailable
+from tests.ledger_thread import LedgerThread
 
 
 class ReplacedLedger:
@@ -27,11 +27,11 @@ class ReplacedLedger:
 
     def _start(self) -> None:
         self._gone = asyncio.Event()
-        self._loop = LedgerLoop(lambda: DedupeLedger(open_engine(self._url), "ledger-0"))
+        self._ledger = LedgerThread(lambda: DedupeLedger(open_engine(self._url), "ledger-0"))
 
     def replace(self) -> None:
         """Another one takes over; the old one commits what it can, which is nothing."""
-        old, gone = self._loop, self._gone
+        old, gone = self._ledger, self._gone
         self._start()
         gone.set()
         self._old.append(threading.Thread(target=old.close))
@@ -51,29 +51,23 @@ class ReplacedLedger:
 
     async def health(self) -> dict[str, Any]:
         """See ``LedgerHandle``."""
-        return {"failure": self._loop.failure}
+        return {"failure": self._ledger.loop.failure}
 
     async def _call(self, op: Op) -> Any:
-        running = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = running.create_future()
-
-        def answered(results: Any) -> None:
-            running.call_soon_threadsafe(lambda: answer.done() or answer.set_result(results))
-
+        answer = asyncio.wrap_future(self._ledger.operate(op))
         gone = asyncio.create_task(self._gone.wait())
-        self._loop.submit("client", [op], answered)
         await asyncio.wait([answer, gone], return_when=asyncio.FIRST_COMPLETED)
         if not gone.cancel():
+            answer.cancel()
             raise Unavailable("it was replaced")
-        results = answer.result()
-        for error in (results, results[0] if isinstance(results, list) else None):
-            if isinstance(error, MunimentError):
-                raise error
-        return results[0]
+        (result,) = await answer
+        if isinstance(result, MunimentError):
+            raise result
+        return result
 
     def close(self) -> Any:
         """Ends all of them; what is wrong with the decision log, or None."""
-        self._loop.close()
+        self._ledger.close()
         for thread in self._old:
             thread.join()
         engine: sa.Engine = open_engine(self._url)

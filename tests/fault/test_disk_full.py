@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
 from muniment.actors.dedupe_ledger import DedupeLedger
-from muniment.actors.ledger_loop import LedgerLoop
-from muniment.actors.ledger_ops import Confirm, Op, Propose, Token
+from muniment.actors.ledger_ops import Confirm, Propose, Token
 from muniment.actors.store import effect_store
 from muniment.actors.store.engine import open_engine, sqlite_url
 from muniment.policies.errors import StoreUnavailable
 from muniment.policies.fingerprint import effect_key, parse_key_paths
+from tests.ledger_thread import LedgerThread
 from tests.stores import Stores
 from tests.unit.test_memory_shard import Bench, contact
 
@@ -91,15 +88,8 @@ def test_a_shard_without_room_stores_nothing_answers_on_and_heals(
 def test_a_ledger_without_room_confirms_nothing_and_heals(tmp_path: Path, limit: Callable[[sa.Engine], NoRoom]) -> None:
     engine = open_engine(sqlite_url(tmp_path / "effects.db"))
     no_room = limit(engine)
-    loop = LedgerLoop(lambda: DedupeLedger(engine, "ledger-0"))
-
-    while loop.failure is not None:
-        time.sleep(0.01)
-
-    def answers(*operations: Op) -> Any:
-        done: Future[Any] = Future()
-        loop.submit("client", operations, done.set_result)
-        return done.result(timeout=60)
+    ledger = LedgerThread(lambda: DedupeLedger(engine, "ledger-0"))
+    answers = ledger.answers
 
     def proposal(number: int, run: str = "r1") -> Propose:
         key = effect_key(
@@ -111,15 +101,15 @@ def test_a_ledger_without_room_confirms_nothing_and_heals(tmp_path: Path, limit:
     confirm = Confirm("c", *Token.parse(first.token), "key:1")
     with no_room():
         for _ in range(3):
-            refused = answers(confirm, *(proposal(number, run="x" * 2_000) for number in range(1, 50)))
-            assert isinstance(refused, StoreUnavailable)
+            with pytest.raises(StoreUnavailable):
+                answers(confirm, *(proposal(number, run="x" * 2_000) for number in range(1, 50)))
     (second,) = answers(proposal(0, "r2"))
     assert second.verdict == "pending", "it was not confirmed while there was no room"
     (confirmed,) = answers(confirm)
     assert confirmed.state == "confirmed"
     found = answers(*(proposal(number, "r2") for number in range(3)))
     assert [one.verdict for one in found] == ["duplicate", "allow", "allow"]
-    loop.close()
+    ledger.close()
     with engine.connect() as connection:
         assert effect_store.decision_log.verify(connection)[1] is None
     engine.dispose()

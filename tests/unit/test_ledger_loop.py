@@ -1,10 +1,9 @@
-"""The ledger's thread: group commit, parked polls, a store that is down, a bound, a replaced instance."""
+"""The ledger's loop: group commit, parked polls, a store that is down, a bound, a replaced instance."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +16,7 @@ from muniment.actors.clock import ForwardClock
 from muniment.actors.dedupe_ledger import DedupeLedger
 from muniment.actors.key_watch import KeyWatch
 from muniment.actors.ledger_loop import LedgerLoop
-from muniment.actors.ledger_ops import Confirm, Op, Propose, Release, Renew, Token
+from muniment.actors.ledger_ops import Confirm, Propose, Release, Renew, Token
 from muniment.actors.store.engine import open_engine, sqlite_url
 from muniment.policies.errors import (
     ConfigurationError,
@@ -27,6 +26,7 @@ from muniment.policies.errors import (
     StoreUnavailable,
     Unavailable,
 )
+from tests.ledger_thread import LedgerThread
 
 SECOND = 1_000_000
 SECONDS_TO_WAIT = 30
@@ -62,10 +62,10 @@ class World:
         self.opened: list[GatedLedger] = []
         self.failures: list[Exception] = []
         self.watch = KeyWatch()
-        self.loop: LedgerLoop
+        self.thread: LedgerThread
 
     def start(self, **options: Any) -> None:
-        self.loop = LedgerLoop(self._open, **options)
+        self.thread = LedgerThread(self._open, **options)
 
     def _open(self) -> DedupeLedger:
         if self.failures:
@@ -85,28 +85,9 @@ class World:
     def ledger(self) -> GatedLedger:
         return self.opened[-1]
 
-    def submit(self, *ops: Op, client: str = "c") -> Future[Any]:
-        future: Future[Any] = Future()
-        self.loop.submit(client, ops, future.set_result)
-        return future
-
-    def run(self, *ops: Op, client: str = "c") -> Any:
-        until(lambda: self.loop.failure is None)
-        return self.submit(*ops, client=client).result(SECONDS_TO_WAIT)
-
-    def park(self, client: str = "c") -> Future[list[bytes]]:
-        future: Future[list[bytes]] = Future()
-        self.loop.park(client, future.set_result)
-        return future
-
-
-def until(condition: Callable[[], bool]) -> None:
-    tick = threading.Event()
-    for _ in range(SECONDS_TO_WAIT * 100):
-        if condition():
-            return
-        tick.wait(0.01)
-    raise AssertionError("it did not come")
+    @property
+    def loop(self) -> LedgerLoop:
+        return self.thread.loop
 
 
 @pytest.fixture
@@ -115,7 +96,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     yield made
     if made.opened:
         made.ledger.gate.set()
-    made.loop.close()
+    made.thread.close()
     made.engine.dispose()
 
 
@@ -126,11 +107,11 @@ def proposal(run: str, key: bytes = b"k" * 41, **changes: Any) -> Propose:
 
 def test_what_comes_during_a_commit_is_one_group_and_answered_after_it(world: World) -> None:
     world.start()
-    world.run(proposal("warm up", b"w" * 41))
+    world.thread.answers(proposal("warm up", b"w" * 41))
     world.ledger.gate.clear()
-    first = world.submit(proposal("r0"))
-    until(lambda: len(world.ledger.batches) == 2)
-    later = [world.submit(proposal(f"r{i}"), client=f"c{i}") for i in range(1, 6)]
+    first = world.thread.operate(proposal("r0"))
+    world.thread.until(lambda: len(world.ledger.batches) == 2)
+    later = [world.thread.operate(proposal(f"r{i}"), client=f"c{i}") for i in range(1, 6)]
     assert not any(future.done() for future in [first, *later])
     world.ledger.gate.set()
     answers = [future.result(SECONDS_TO_WAIT)[0].verdict for future in [first, *later]]
@@ -141,13 +122,13 @@ def test_what_comes_during_a_commit_is_one_group_and_answered_after_it(world: Wo
 
 def test_a_poll_is_answered_after_the_commit_that_frees_the_key(world: World) -> None:
     world.start()
-    (held,) = world.run(proposal("r0"))
-    assert world.run(proposal("r1", waits=True), client="waits") == [None]
-    poll = world.park("waits")
-    assert world.run(Renew("acme", *Token.parse(held.token), "a"))[0].state == "reserved"
+    (held,) = world.thread.answers(proposal("r0"))
+    assert world.thread.answers(proposal("r1", waits=True), client="waits") == [None]
+    poll = world.thread.poll("waits")
+    assert world.thread.answers(Renew("acme", *Token.parse(held.token), "a"))[0].state == "reserved"
     world.ledger.gate.clear()
-    confirmed = world.submit(Confirm("acme", *Token.parse(held.token), "a"))
-    until(lambda: world.ledger.batches[-1:] == [1] and len(world.ledger.batches) == 4)
+    confirmed = world.thread.operate(Confirm("acme", *Token.parse(held.token), "a"))
+    world.thread.until(lambda: world.ledger.batches[-1:] == [1] and len(world.ledger.batches) == 4)
     assert not poll.done()
     world.ledger.gate.set()
     assert confirmed.result(SECONDS_TO_WAIT)[0].state == "confirmed"
@@ -156,93 +137,93 @@ def test_a_poll_is_answered_after_the_commit_that_frees_the_key(world: World) ->
 
 def test_what_happens_while_no_poll_is_parked_is_kept_for_the_next(world: World) -> None:
     world.start()
-    (held,) = world.run(proposal("r0"))
-    world.run(proposal("r1", waits=True), client="waits")
-    world.run(Release("acme", *Token.parse(held.token), "a"))
-    assert world.park("waits").result(SECONDS_TO_WAIT) == [b"k" * 41]
-    second = world.park("waits")
-    third = world.park("waits")
+    (held,) = world.thread.answers(proposal("r0"))
+    world.thread.answers(proposal("r1", waits=True), client="waits")
+    world.thread.answers(Release("acme", *Token.parse(held.token), "a"))
+    assert world.thread.poll("waits").result(SECONDS_TO_WAIT) == [b"k" * 41]
+    second = world.thread.poll("waits")
+    third = world.thread.poll("waits")
     assert second.result(SECONDS_TO_WAIT) == []
-    world.loop.unpark("waits")
+    assert world.thread.poll("waits", seconds=0).result(SECONDS_TO_WAIT) == []
     assert third.result(SECONDS_TO_WAIT) == []
 
 
 def test_a_lapse_is_told_when_it_comes_and_a_renewal_moves_it(world: World) -> None:
     world.start()
-    (held,) = world.run(proposal("r0"))
-    world.run(proposal("r1", waits=True), client="waits")
-    poll = world.park("waits")
+    (held,) = world.thread.answers(proposal("r0"))
+    world.thread.answers(proposal("r1", waits=True), client="waits")
+    poll = world.thread.poll("waits")
     world.wall += timedelta(seconds=59)
-    world.run(Renew("acme", *Token.parse(held.token), "a"))
+    world.thread.answers(Renew("acme", *Token.parse(held.token), "a"))
     world.wall += timedelta(seconds=59)
-    world.run(proposal("other", b"o" * 41))
+    world.thread.answers(proposal("other", b"o" * 41))
     assert not poll.done()
     world.wall += timedelta(seconds=1)
-    world.run(proposal("another", b"p" * 41))
+    world.thread.answers(proposal("another", b"p" * 41))
     assert poll.result(SECONDS_TO_WAIT) == [b"k" * 41]
 
 
 def test_a_store_that_is_down_at_the_start_is_tried_until_it_is_there(world: World) -> None:
     world.failures = [sa.exc.OperationalError("x", None, Exception("down")) for _ in range(3)]
     world.start()
-    until(lambda: not world.failures)
-    assert world.run(proposal("r0"))[0].verdict == "allow"
+    world.thread.until(lambda: not world.failures)
+    assert world.thread.answers(proposal("r0"))[0].verdict == "allow"
 
 
 def test_a_store_of_another_version_is_not_opened_again_and_again(world: World) -> None:
     world.failures = [ConfigurationError("schema version 9")]
     world.start()
-    until(lambda: isinstance(world.loop.failure, ConfigurationError))
+    world.thread.until(lambda: isinstance(world.loop.failure, ConfigurationError))
     with pytest.raises(ConfigurationError):
-        world.submit(proposal("r0"))
+        world.thread.operate(proposal("r0")).result(SECONDS_TO_WAIT)
     assert world.opened == []
 
 
 def test_a_commit_that_fails_is_told_to_its_callers_and_the_next_one_works(world: World) -> None:
     world.start()
-    world.run(proposal("warm up", b"w" * 41))
+    world.thread.answers(proposal("warm up", b"w" * 41))
     world.ledger.error = sa.exc.OperationalError("x", None, Exception("disk full"))
-    assert isinstance(world.run(proposal("r0")), StoreUnavailable)
-    assert world.run(proposal("r1"))[0].verdict == "allow"
+    with pytest.raises(StoreUnavailable):
+        world.thread.answers(proposal("r0"))
+    assert world.thread.answers(proposal("r1"))[0].verdict == "allow"
     world.ledger.error = ValueError("a bug")
-    refused = world.run(proposal("r2", b"z" * 41))
-    assert type(refused) is MunimentError
-    assert world.run(proposal("r3", b"z" * 41))[0].verdict == "allow"
+    with pytest.raises(MunimentError, match="ValueError"):
+        world.thread.answers(proposal("r2", b"z" * 41))
+    assert world.thread.answers(proposal("r3", b"z" * 41))[0].verdict == "allow"
 
 
 def test_a_replaced_ledger_refuses_for_good(world: World) -> None:
     world.start()
-    world.run(proposal("r0"))
+    world.thread.answers(proposal("r0"))
     DedupeLedger(world.engine, "ledger-0").close()
-    assert isinstance(world.run(proposal("r1")), Fenced)
-    with pytest.raises(Fenced):
-        world.submit(proposal("r1"))
-    with pytest.raises(Fenced):
-        world.park()
+    for call in (world.thread.operate(proposal("r1")), world.thread.operate(proposal("r1")), world.thread.poll()):
+        with pytest.raises(Fenced):
+            call.result(SECONDS_TO_WAIT)
 
 
 def test_a_full_queue_refuses(world: World) -> None:
     world.start(max_queued=3)
-    world.run(proposal("warm up", b"w" * 41))
+    world.thread.answers(proposal("warm up", b"w" * 41))
     world.ledger.gate.clear()
-    first = world.submit(proposal("r0"))
-    until(lambda: len(world.ledger.batches) == 2)
-    second = world.submit(proposal("r1"), proposal("r2"), proposal("r3"))
-    with pytest.raises(Overloaded):
-        world.submit(proposal("r4"))
+    first = world.thread.operate(proposal("r0"))
+    world.thread.until(lambda: len(world.ledger.batches) == 2)
+    second = world.thread.operate(proposal("r1"), proposal("r2"), proposal("r3"))
+    third = world.thread.operate(proposal("r4"))
     world.ledger.gate.set()
+    with pytest.raises(Overloaded):
+        third.result(SECONDS_TO_WAIT)
     first.result(SECONDS_TO_WAIT)
     assert len(second.result(SECONDS_TO_WAIT)) == 3
 
 
 def test_closing_commits_what_is_queued(world: World) -> None:
     world.start()
-    world.run(proposal("warm up", b"w" * 41))
-    futures = [world.submit(proposal(f"r{i}", bytes([i]) * 41)) for i in range(10)]
-    world.loop.close()
-    assert [future.result(0)[0].verdict for future in futures] == ["allow"] * 10
+    world.thread.answers(proposal("warm up", b"w" * 41))
+    futures = [world.thread.operate(proposal(f"r{i}", bytes([i]) * 41)) for i in range(10)]
+    world.thread.close_loop()
+    assert [future.result(SECONDS_TO_WAIT)[0].verdict for future in futures] == ["allow"] * 10
     with pytest.raises(Unavailable):
-        world.submit(proposal("late"))
+        world.thread.operate(proposal("late")).result(SECONDS_TO_WAIT)
 
 
 def test_watches_are_bounded_and_those_of_silent_clients_go() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import re
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +17,6 @@ import sqlalchemy as sa
 from muniment.actors import metrics as m
 from muniment.actors.clock import ForwardClock
 from muniment.actors.dedupe_ledger import DedupeLedger
-from muniment.actors.ledger_loop import LedgerLoop
 from muniment.actors.ledger_ops import Propose
 from muniment.actors.memory_shard import MemoryShard
 from muniment.actors.model_worker import ModelWorker, Priority
@@ -35,7 +33,8 @@ from muniment.cluster.ray_metrics import merged
 from muniment.cluster.settings import Settings, TelemetrySettings
 from muniment.deploy.app import create_app
 from muniment.policies.admission import AdmissionPolicy
-from muniment.policies.errors import NotFound, Overloaded, StoreUnavailable
+from muniment.policies.errors import Fenced, NotFound, Overloaded, StoreUnavailable
+from tests.ledger_thread import LedgerThread
 from tests.observing import Seen
 from tests.stores import Stores
 from tests.unit.http_world import World, is_problem
@@ -205,26 +204,18 @@ class Ledger:
     def __init__(self, folder: Path, observe: m.Observe) -> None:
         self.wall = datetime(2026, 1, 1, tzinfo=UTC)
         self.engine = open_engine(sqlite_url(folder / "effects.db"))
-        self.loop = LedgerLoop(self.open, observe=observe)
+        self.thread = LedgerThread(self.open, observe=observe)
 
     def open(self) -> DedupeLedger:
         clock = lambda floor: ForwardClock(floor, wall=lambda: self.wall, monotonic=lambda: 0.0)  # noqa: E731
         return DedupeLedger(self.engine, "ledger-0", clock)
-
-    def run(self, *ops: Any) -> Any:
-        tick = threading.Event()
-        while self.loop.failure is not None:
-            tick.wait(0.01)
-        answer: Future[Any] = Future()
-        self.loop.submit("c", ops, answer.set_result)
-        return answer.result(SECONDS_TO_WAIT)
 
 
 @pytest.fixture
 def ledger(tmp_path: Path, seen: Seen) -> Iterator[Ledger]:
     made = Ledger(tmp_path, seen)
     yield made
-    made.loop.close()
+    made.thread.close()
     made.engine.dispose()
 
 
@@ -233,7 +224,7 @@ def propose(run: str, key: bytes = b"k" * 32) -> Propose:
 
 
 def test_a_ledger_tells_of_its_verdicts_and_of_what_is_held(ledger: Ledger, seen: Seen) -> None:
-    first, second = ledger.run(propose("a"), propose("b"))
+    first, second = ledger.thread.answers(propose("a"), propose("b"))
     assert (first.verdict, second.verdict) == ("allow", "pending")
     assert seen.of(m.VERDICTS, verdict="allow", reason="reserved") == [1]
     assert seen.of(m.VERDICTS, verdict="pending", reason="held_by_another_run") == [1]
@@ -245,7 +236,7 @@ def test_a_ledger_tells_of_its_verdicts_and_of_what_is_held(ledger: Ledger, seen
     ledger.wall += timedelta(seconds=50)  # the lease of a minute is over
     seen.read(reservation_levels(ledger.engine, lambda: ledger.wall)())
     assert seen.of(m.RESERVATIONS)[-1] == seen.of(m.OLDEST_RESERVATION)[-1] == 0
-    seen.read(ledger.loop.levels())
+    seen.read(ledger.thread.loop.levels())
     assert seen.of(m.QUEUE_LENGTH, queue="ledger_operations") == seen.of(m.WAITING_POLLS) == [0]
 
 
@@ -263,9 +254,10 @@ def test_what_is_held_is_read_from_the_store(stores: Stores, seen: Seen) -> None
 
 
 def test_a_replaced_ledger_is_counted_as_fenced(ledger: Ledger, seen: Seen) -> None:
-    ledger.run(propose("a"))
+    ledger.thread.answers(propose("a"))
     ledger.open()
-    ledger.run(propose("b"))
+    with pytest.raises(Fenced):
+        ledger.thread.answers(propose("b"))
     assert seen.of(m.COMMIT_FAILURES, store="effects", reason="fenced") == [1]
 
 
