@@ -28,6 +28,7 @@ ENV_PREFIX = "MUNIMENT_"
 FILE_VARIABLE = "MUNIMENT_CONFIG_FILE"
 DEFAULT_FILE = "muniment.yaml"
 Database = Literal["memory", "effects", "control"]
+Runtime = Literal["auto", "onnx", "torch"]
 
 
 def _absolute(path: Path) -> Path:
@@ -159,7 +160,7 @@ class WorkerSettings(Group):
     gpus_per_worker: float = Field(0, ge=0, description="Ray GPUs each worker reserves; below 1, workers share one.")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of each worker.")
     model: str = Field("bundled", min_length=1, description='Embedding model: "bundled", a path, or a hub name.')
-    runtime: Literal["auto", "onnx", "torch"] = Field(
+    runtime: Runtime = Field(
         "auto", description='"onnx" (int8, CPU), "torch" (half precision on a GPU), "auto": by device.'
     )
     cache_dir: Annotated[Path, AfterValidator(_absolute)] = Field(

@@ -142,7 +142,7 @@ def main() -> None:
         parser.error(f"{options.data}: no questions")
 
     async def everything() -> list[dict[str, Any]]:
-        models = load_models(options.reranker)
+        models = load_models(options.reranker, options.runtime)
         models.embedder.prepare(turn.text for conversation in conversations for turn in conversation.turns.values())
         return [await measure(models, profile, conversations) for profile in options.profile]
 

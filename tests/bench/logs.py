@@ -152,7 +152,7 @@ def main() -> None:
     limit = limit_of(queries, lines)
 
     async def everything() -> list[dict[str, Any]]:
-        models = load_models(options.reranker)
+        models = load_models(options.reranker, options.runtime)
         models.embedder.prepare(lines)
         return [
             await measure(models, mode, profile, lines, queries, limit)

@@ -28,7 +28,7 @@ from muniment.actors.store.control_store import ControlStore
 from muniment.actors.store.engine import create_schema, open_engine, sqlite_url
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.cluster.actor_classes import open_worker
-from muniment.cluster.settings import WorkerSettings
+from muniment.cluster.settings import Runtime, WorkerSettings
 from muniment.policies.retention import RetentionMode, RetentionSettings
 from muniment.policies.routing import PROFILES, Fusion, Gate, RecallProfile
 from tests.bench.report import stderr
@@ -99,9 +99,9 @@ class Models:
     reranker_name: str
 
 
-def load_models(reranker: str = BUNDLED, threads: int = 1) -> Models:
-    """The models as the workers run them: int8 on a CPU, torch on a GPU. ``reranker``: ``none`` for none."""
-    workers = WorkerSettings(reranker=reranker, threads=threads)
+def load_models(reranker: str = BUNDLED, runtime: Runtime = "auto") -> Models:
+    """The models as the workers run them, on one thread. ``reranker``: ``none`` for none."""
+    workers = WorkerSettings(reranker=reranker, runtime=runtime, threads=1)
     worker = open_worker(workers)
     return Models(PreparedEmbedder(worker.embedder), worker.reranker, reranker)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 from muniment.actors.cross_encoder import BUNDLED
+from muniment.cluster.settings import Runtime
 from muniment.policies.routing import PROFILES
 
 
@@ -32,8 +34,10 @@ def numbers(text: str) -> list[int]:
 
 
 def add_common(parser: argparse.ArgumentParser, profiles: list[str]) -> None:
-    """``--profile``, ``--reranker``, ``--out``, ``--plots``."""
+    """``--profile``, ``--reranker``, ``--runtime``, ``--out``, ``--plots``."""
     parser.add_argument("--profile", type=names(*PROFILES), default=profiles, help=", ".join(PROFILES))
     parser.add_argument("--reranker", default=BUNDLED, help="bundled, a path, a hub name, or none")
+    runtimes = get_args(Runtime)
+    parser.add_argument("--runtime", choices=runtimes, default="auto", help="of the models: torch is the reference")
     parser.add_argument("--out", type=Path, help="write the result there, as JSON")
     parser.add_argument("--plots", type=Path, help="write plots into this folder, as PNG")

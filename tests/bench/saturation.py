@@ -196,7 +196,7 @@ def main() -> None:
     options = parser.parse_args()
 
     async def everything() -> list[dict[str, Any]]:
-        models = load_models(options.reranker)
+        models = load_models(options.reranker, options.runtime)
         rows = []
         for scenario, seed in product(options.scenario, options.seeds):
             facts, queries = read(options.data) if options.data else generate(SCENARIOS[scenario].facts, seed)
