@@ -63,5 +63,5 @@ def recall_history(
     then = replace(plan, visibility=replace(plan.visibility, now=instant))
     profile = plan.profile
     depth = max(plan.top_k, profile.rerank_depth) if profile.rerank else plan.top_k
-    near = search(space, Tier.L1, then, max(profile.l2_k, plan.top_k), lambda _: True)
+    near = search(space, Tier.L1, then, max(profile.l2_k, plan.top_k), lambda _, __: True)
     return ranked([near], then, depth)

@@ -21,12 +21,12 @@ def differing(tenant: Tenant, stored: Sequence[Stored]) -> list[str]:
         space = tenant.spaces[tier]
         wanted = {s.fact.id: s for s in stored if s.tier is tier}
         with space.positions.lock:
-            wrong |= wanted.keys() ^ space.held.keys()
+            held = {resident.fact.id: resident for resident in space.residents.values}
+            wrong |= wanted.keys() ^ held.keys()
             wrong |= wanted.keys() ^ set(space.index.ids())
-            for id in wanted.keys() & space.held.keys():
-                held = space.held[id]
+            for id in wanted.keys() & held.keys():
                 row = np.frombuffer(wanted[id].vector, np.float32)
-                same = held.fact == wanted[id].fact and held.vector == wanted[id].vector and id in space.index
+                same = held[id].fact == wanted[id].fact and held[id].vector == wanted[id].vector and id in space.index
                 if not same or not np.allclose(space.index.vector(id), row / float(np.linalg.norm(row)), atol=1e-5):
                     wrong.add(id)
     return sorted(wrong)

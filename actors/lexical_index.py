@@ -14,13 +14,11 @@ scores by a hair.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Set
-from operator import itemgetter
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -30,7 +28,6 @@ from muniment.actors.positions import Column, Positions, Shrink
 
 _COUNT_BITS: Final = 16
 _COUNT_MASK: Final = (1 << _COUNT_BITS) - 1
-_SAMPLED: Final = 8  # every how many-th total is looked at for a first floor of the best k
 _MANY: Final = 16  # documents from which on numpy's calls are worth it
 _SHORT: Final = 16  # entries up to which a loop is faster than numpy's calls
 
@@ -155,27 +152,21 @@ class LexicalIndex:
             self._count += sum(map(bool, sizes))
 
     def search(
-        self, terms: Iterable[str], k: int, mask: NDArray[np.bool_] | None = None, also: Set[str] = frozenset()
-    ) -> list[tuple[str, float]]:
-        """The best ``k`` visible members that have at least one of the terms, as (id, BM25 > 0): highest first, equals
-        by id, also at the cut. A term that stands twice counts twice. After them, what of ``also`` is not among them
-        and has a term; all of it members, and visible.
+        self, terms: Iterable[str], k: int, mask: NDArray[np.bool_] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The positions of the best ``k`` visible members that have at least one of the terms, in no order, of equals
+        at the cut the first by id; and the BM25 of every member (n,), higher is better, 0 where it has none of them. A
+        term that stands twice counts twice.
 
         ``mask``: (n,) bool, true where visible, aligned with the positions; it is applied before the cut and does not
-        change the statistics. Raises ``ValueError`` for another shape.
+        change the scores. Raises ``ValueError`` for another shape.
         """
         with self._lock:
             self._positions.check(mask)
             asked = [(self._postings[t], n) for t, n in sorted(Counter(terms).items()) if t in self._postings]
-            if not asked:
-                return []
-            totals = self._totals(asked)
-            if mask is not None:
-                totals *= mask
-            best = self._best(totals, k) if k > 0 else []
-            missing = list(also - dict(best).keys())
-            scores = totals[[self._positions[id] for id in missing]].tolist()
-            return best + [(id, score) for id, score in zip(missing, scores, strict=True) if score > 0]
+            totals = self._totals(asked) if asked else np.zeros(len(self._positions))
+            found = np.flatnonzero(totals > 0 if mask is None else (totals > 0) & mask)
+            return found[self._positions.best(found, totals[found], k)], totals
 
     def _totals(self, asked: list[tuple[_Postings, int]]) -> NDArray[np.float64]:
         """(n,) the BM25 score of every member, summed in the order of ``asked``, so that equal texts score equally."""
@@ -198,25 +189,6 @@ class LexicalIndex:
     def _idf(self, term: str, members: int) -> float:
         frequency = self._corpus.frequency(term)
         return math.log1p((max(members, frequency) - frequency + 0.5) / (frequency + 0.5))
-
-    def _best(self, totals: NDArray[np.float64], k: int) -> list[tuple[str, float]]:
-        """The highest ``k`` of those above zero, equals by id."""
-        floor = np.nextafter(0.0, 1.0)
-        sample = totals[::_SAMPLED]
-        if len(sample) > k:  # the k-th best of some is no better than the k-th best of all, and leaves few to order
-            floor = max(floor, np.partition(sample, len(sample) - k)[len(sample) - k])
-        found = np.flatnonzero(totals >= floor)
-        scores = totals[found]
-        equals: list[tuple[str, float]] = []
-        if len(found) > k:
-            cut = float(np.partition(scores, len(scores) - k)[len(scores) - k])
-            missing = k - int(np.count_nonzero(scores > cut))
-            at_cut = self._positions.ids_at(found[scores == cut].tolist())
-            equals = [(id, cut) for id in heapq.nsmallest(missing, at_cut)]
-            found, scores = found[scores > cut], scores[scores > cut]
-        hits = sorted(zip(self._positions.ids_at(found.tolist()), scores.tolist(), strict=True))
-        hits.sort(key=itemgetter(1), reverse=True)  # stable: equals stay in the order of their ids
-        return hits + equals
 
     def _shrink(self, shrink: Shrink) -> None:
         """Follows a removal."""

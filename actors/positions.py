@@ -53,10 +53,6 @@ class Positions:
         """The member at ``position``. Raises ``IndexError``."""
         return self._ids[position]
 
-    def ids_at(self, positions: Iterable[int]) -> list[str]:
-        """The members at these positions, in their order. Raises ``IndexError``."""
-        return [self._ids[position] for position in positions]
-
     def ids(self) -> list[str]:
         """All members in the order of their positions: a copy."""
         with self.lock:
@@ -73,6 +69,21 @@ class Positions:
         """Raises ``ValueError`` for a mask that is not (n,) bool: it was made for other members."""
         if mask is not None and (mask.shape != (len(self._ids),) or mask.dtype != np.bool_):
             raise ValueError(f"the mask is {mask.dtype} {mask.shape}, the tier has {len(self._ids)} members")
+
+    def best(self, positions: NDArray[np.int64], scores: NDArray[np.floating], k: int) -> NDArray[np.int64]:
+        """The places in ``positions`` (m,) of the min(k, m) highest ``scores`` (m,), in no order; of equals at the cut
+        the first by id, because positions do not survive a reload."""
+        if len(scores) <= k:
+            return np.arange(len(scores))
+        if k <= 0:
+            return np.empty(0, np.int64)
+        cut = np.partition(scores, len(scores) - k)[len(scores) - k]
+        above, equal = np.flatnonzero(scores > cut), np.flatnonzero(scores == cut)
+        missing = k - len(above)
+        if len(equal) > missing:
+            ids = [self._ids[position] for position in positions[equal].tolist()]
+            equal = equal[sorted(range(len(ids)), key=ids.__getitem__)[:missing]]
+        return np.concatenate([above, equal])
 
     def follow(self, follower: Callable[[Shrink], object]) -> None:
         """Calls ``follower`` after every removal, in the order of these calls, while ``lock`` is held."""

@@ -114,7 +114,7 @@ class Router:
         scores, unranked = await self._rerank(query, candidates, settings, min_score)
         degraded = answer.pop("degraded", None) or unranked
         reranked = unranked is None and _worth_reranking(settings, candidates, min_score)
-        best = order([c["fact"]["id"] for c in candidates], scores.total, limit=top_k, min_score=min_score).tolist()
+        ranked = order(lambda i: candidates[i]["fact"]["id"], scores.total, limit=top_k, min_score=min_score)
         ended = time.perf_counter()
         seconds = {
             "embed": embedded - started,
@@ -128,7 +128,7 @@ class Router:
         if degraded is not None:
             self._observe(DEGRADED_ANSWERS, 1, reason=degraded)
         return {
-            "results": [_result(candidates[i], float(scores.total[i]), scores.explain(i)) for i in best],
+            "results": [_result(candidates[i], float(scores.total[i]), scores.explain(i)) for i in ranked.tolist()],
             "route": {**answer, "reranked": reranked, "degraded": degraded},
             "timings_ms": {stage: _ms(took) for stage, took in seconds.items()},
         }

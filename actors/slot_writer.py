@@ -437,18 +437,18 @@ class SlotWriter:
         pages.touch(slots.values())
         return pages.notes()
 
-    def admission(self, company: str, tenant: Tenant, now: datetime) -> Callable[[Resident], bool]:
-        """Whether a fact may be handed out: of several current ones of a slot, only the one in force."""
+    def admission(self, company: str, tenant: Tenant, now: datetime) -> Callable[[str, Resident], bool]:
+        """Whether a fact of the slot with a key may be handed out: of several current ones, only the one in force."""
         readings: dict[str, Reading] = {}
 
-        def admit(resident: Resident) -> bool:
+        def admit(key: str, resident: Resident) -> bool:
+            note = tenant.notes.get(key)
             slot = resident.fact.slot
-            note = tenant.notes.get(slot.key) if slot else None
             if slot is None or note is None:
                 return True
-            if slot.key not in readings:
-                readings[slot.key] = read(note.facts, self.rules(company, slot), note.parents, now)
-            current = readings[slot.key].current
+            if key not in readings:
+                readings[key] = read(note.facts, self.rules(company, slot), note.parents, now)
+            current = readings[key].current
             return current is not None and current.id == resident.fact.id
 
         return admit

@@ -109,7 +109,7 @@ def labels_of(fact: Fact) -> set[tuple[str, str]]:
 
 
 class TierSpace:
-    """One tier as searches see it: vectors, words, and the columns that masks are made of, on shared positions."""
+    """One tier as searches see it: vectors, words, and columns of what searches read, on shared positions."""
 
     def __init__(self, dimension: int, kind: Kind, corpus: Corpus) -> None:
         self.index = TierIndex(dimension, kind)
@@ -118,8 +118,10 @@ class TierSpace:
         self._user = self.positions.column(np.int32, _SHARED)
         self._from = self.positions.column(np.int64, 0)
         self._until = self.positions.column(np.int64, _EVER)
-        self._importance = self.positions.column(np.float64, 0.0)
-        self.held: dict[str, Resident] = {}
+        self.importance = self.positions.column(np.float64, 0.0)
+        self.residents = self.positions.column(np.object_, None)
+        #: The keys of the facts' slots; None for free text.
+        self.slots = self.positions.column(np.object_, None)
         self._users: dict[str, int] = {}
         self._labelled: dict[tuple[str, str], set[str]] = {}
 
@@ -139,22 +141,23 @@ class TierSpace:
             self._user.values[places] = [self._user_code(f.user) for f in facts]
             self._from.values[places] = [microseconds(f.effective_at) if f.effective_at else 0 for f in facts]
             self._until.values[places] = [microseconds(f.expires_at) if f.expires_at else _EVER for f in facts]
-            self._importance.values[places] = [f.importance for f in facts]
+            self.importance.values[places] = [f.importance for f in facts]
+            self.slots.values[places] = [f.slot.key if f.slot else None for f in facts]
             self.lexical.add_all({r.fact.id: kept_features.counts(r.terms) for r in residents})
-            for resident, fact in zip(residents, facts, strict=True):
-                self._forget_labels(fact.id)
-                self.held[fact.id] = resident
-                for label in labels_of(fact):
-                    self._labelled.setdefault(label, set()).add(fact.id)
+            held = self.residents.values
+            for place, resident in zip(places, residents, strict=True):
+                self._forget_labels(held[place])
+                held[place] = resident
+                for label in labels_of(resident.fact):
+                    self._labelled.setdefault(label, set()).add(resident.fact.id)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Removes facts; what is not there is passed over."""
         with self.positions.lock:
-            gone = [id for id in ids if id in self.held]
-            self.index.remove(gone)
+            gone = [id for id in ids if id in self.positions]
             for id in gone:
-                self._forget_labels(id)
-                del self.held[id]
+                self._forget_labels(self.residents.values[self.positions[id]])
+            self.index.remove(gone)
 
     def mask(self, visibility: Visibility) -> NDArray[np.bool_] | None:
         """(n,) bool of the visible facts, None where all are; good while the positions' lock is held."""
@@ -163,17 +166,18 @@ class TierSpace:
         user = self._user.values
         mask &= user == _SHARED if visibility.user is None else (user == _SHARED) | (user == self._code(visibility))
         if visibility.min_importance is not None:
-            mask &= self._importance.values >= visibility.min_importance
+            mask &= self.importance.values >= visibility.min_importance
         for wanted in visibility.labels():
             holders = set().union(*(self._labelled.get(label, set()) for label in wanted))
             mask &= self.positions.mask(holders)
         return None if mask.all() else mask
 
-    def _forget_labels(self, id: str) -> None:
-        resident = self.held.get(id)
-        for label in labels_of(resident.fact) if resident else ():
+    def _forget_labels(self, resident: Resident | None) -> None:
+        if resident is None:
+            return
+        for label in labels_of(resident.fact):
             holders = self._labelled[label]
-            holders.discard(id)
+            holders.discard(resident.fact.id)
             if not holders:
                 del self._labelled[label]
 

@@ -1,10 +1,10 @@
 """The vector index of one tier of one tenant: the top k by cosine among the visible members (rule 2), bounded and
 deletable.
 
-Exact search is always there: the vectors lie in one Faiss ``IndexFlatIP``, each at its member's position, so a removal
-moves rows into the holes and nothing is left behind. Above a size an HNSW graph proposes candidates, which are scored
-exactly. The graph is built and mended by a thread of its own and never delays a write; whenever it cannot answer (not
-built yet, a mask that keeps less than half, too few candidates) the search is exact instead.
+Exact search is always there: the vectors lie in one array, each at its member's position, so a removal moves rows into
+the holes and nothing is left behind. Above a size an HNSW graph proposes candidates, which are scored exactly. The
+graph is built and mended by a thread of its own and never delays a write; whenever it cannot answer (not built yet, a
+mask that keeps less than half, too few candidates) the search is exact instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import faiss
 import numpy as np
@@ -23,6 +23,9 @@ from muniment.actors.hnsw_graph import HnswGraph
 from muniment.actors.positions import Positions, Shrink
 
 Kind = Literal["auto", "flat", "hnsw"]
+Hits = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+_NONE: Final = np.empty(0, np.int64)
 
 HNSW_ABOVE: Final = 10_000
 """Members above which HNSW is faster than an exact search at 384 dimensions (``tests.bench.index``)."""
@@ -32,7 +35,7 @@ _UNCOVERED: Final = 256  # members that each search may look at directly before 
 _LEAST_KEPT: Final = 0.5  # share of visible members below which the graph's candidates run out
 _STEP_COST: Final = 25  # what one step of the walk through the graph costs, in members looked at exactly
 _SPARE: Final = 1.2  # candidates beyond what the share of visible members asks for
-_LISTED_BELOW: Final = 1 / 8  # share of visible members below which a list of positions is cheaper than a bitmap
+_GATHERED_BELOW: Final = 0.25  # share of members below which their rows are copied out, not all of them scored
 _BUILD_STEP: Final = 64  # vectors copied out under the lock at a time
 _MEND_STEP: Final = 8  # vectors inserted under the lock at a time: a few milliseconds
 _MEND_PAUSE_SECONDS: Final = 0.001  # lets a waiting search take the lock between two steps
@@ -53,8 +56,8 @@ class TierIndex:
         with index.positions.lock:
             index.add(ids, vectors)             # then lexical.add(...), column.values[index.positions[id]] = ...
             mask = area.values == wanted        # (n,) bool; columns follow every removal by themselves
-            near = index.search(query, 100, mask)
-            worded = lexical.search(terms, 100, mask)
+            worded, bm25 = lexical.search(terms, 100, mask)
+            positions, cosines = index.search(query, 100, mask, also=worded)
     """
 
     def __init__(self, dimension: int, kind: Kind = "auto", hnsw_above: int = HNSW_ABOVE) -> None:
@@ -64,8 +67,7 @@ class TierIndex:
         self.positions = Positions()
         self.positions.follow(self._shrink)
         self._lock = self.positions.lock
-        self._flat = faiss.IndexFlatIP(dimension)
-        self._rows: NDArray[np.float32] = np.empty((0, dimension), np.float32)
+        self._rows: NDArray[np.float32] = np.empty((0, dimension), np.float32)  # beyond the members: room for more
         self._graph_above = {"flat": math.inf, "hnsw": 0, "auto": hnsw_above}[kind]
         self._graph: HnswGraph | None = None
         self._graph_in_work: HnswGraph | None = None
@@ -113,23 +115,31 @@ class TierIndex:
         return self.positions.remove(ids)
 
     def search(
-        self, query: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None = None
-    ) -> list[tuple[str, float]]:
-        """The ``k`` visible members nearest to ``query`` (d,), as (id, cosine in [-1, 1]): highest first, equals by id,
-        also at the cut (where a graph proposes: among what it found). Always min(k, visible) of them.
+        self,
+        query: NDArray[np.float32],
+        k: int,
+        mask: NDArray[np.bool_] | None = None,
+        also: NDArray[np.int64] = _NONE,
+    ) -> Hits:
+        """The positions (m,) int64 of the ``k`` visible members nearest to ``query`` (d,), and their cosines (m,)
+        float32 in [-1, 1], in no order; of equals at the cut the first by id (where a graph proposes: among what it
+        found). Always min(k, visible) of them, and beside them the members at the positions ``also``.
 
-        ``mask``: (n,) bool, true where visible, aligned with the positions; it is applied before the cut. To score
-        given members, pass ``positions.mask(ids)``. Raises ``ValueError`` for another shape.
+        ``mask``: (n,) bool, true where visible, aligned with the positions; it is applied before the cut. Equal vectors
+        have equal cosines, wherever they lie. Raises ``ValueError`` for another shape.
         """
         wanted = self._normalised(np.asarray(query)[np.newaxis], 1)
         with self._lock:
             members = len(self.positions)
             self.positions.check(mask)
-            visible = members if mask is None else int(np.count_nonzero(mask))
-            if min(k, visible) <= 0:
-                return []
-            near = self._approximate(wanted, k, mask, visible)
-            return self._exact(wanted, k, mask if visible < members else None) if near is None else near
+            visible = np.arange(members) if mask is None else np.flatnonzero(mask)
+            near, cosines = self._approximate(wanted, k, mask, len(visible), also) or self._exact(
+                wanted[0], k, visible, also
+            )
+            chosen = np.zeros(members, np.bool_)
+            chosen[near] = chosen[also] = True
+            found = np.flatnonzero(chosen)
+            return found, cosines[found]
 
     def settle(self, timeout_seconds: float) -> bool:
         """Waits until no build or mending of the graph is under way; whether that came in time."""
@@ -146,57 +156,37 @@ class TierIndex:
         rows: NDArray[np.float32] = np.array(vectors, np.float32, order="C")
         if rows.shape != (count, self.dimension):
             raise ValueError(f"vectors have the shape {rows.shape}, not {(count, self.dimension)}")
-        lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
-        if not np.all(np.isfinite(lengths)) or not np.all(lengths > 0):
+        wide = rows.astype(np.float64)
+        lengths = np.sqrt(np.vecdot(wide, wide))[:, np.newaxis]
+        if not (np.isfinite(lengths) & (lengths > 0)).all():
             raise ValueError("a vector is zero or not finite")
         rows /= lengths
         return rows
 
     def _store(self, positions: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
-        """Overwrites rows in place, as far as there are any, and appends the rest, which are in order."""
-        there = positions < self._flat.ntotal
-        self._rows[positions[there]] = vectors[there]
-        if not there.all():
-            self._flat.add(vectors[~there])
-            total = self._flat.ntotal
-            view = faiss.rev_swig_ptr(self._flat.get_xb(), total * self.dimension)
-            self._rows = view.reshape(total, self.dimension)
-
-    def _exact(self, query: NDArray[np.float32], k: int, chosen: NDArray[Any] | None) -> list[tuple[str, float]]:
-        """The best k of the members chosen: by a mask, by their positions, or all (None)."""
-        _one_thread()
+        """Writes the rows of these positions, of which new ones are at the end."""
         members = len(self.positions)
-        if chosen is None:
-            selected, selector = members, faiss.IDSelectorRange(0, members)  # no cost: rows beyond are never read
-        elif chosen.dtype != np.bool_:
-            selected, selector = len(chosen), faiss.IDSelectorArray(chosen)
-        else:
-            selected = int(np.count_nonzero(chosen))
-            if selected < _LISTED_BELOW * members:
-                selector = faiss.IDSelectorArray(np.flatnonzero(chosen))
-            else:
-                selector = _bitmap(chosen)
-        parameters = faiss.SearchParameters(sel=selector)
-        all_scores, all_positions = self._flat.search(query, min(k + 1, selected), params=parameters)
-        scores, positions = all_scores[0], all_positions[0]
-        if len(scores) > k and scores[k - 1] == scores[k]:
-            scores, positions = self._down_to(float(scores[k - 1]), query, chosen)
-        near = list(zip(self.positions.ids_at(positions.tolist()), scores.tolist(), strict=True))
-        if len(near) > k or (scores[1:] >= scores[:-1]).any():  # Faiss has them in order, but equals as they lie
-            near.sort(key=lambda hit: (-hit[1], hit[0]))
-        return near[:k]
+        if members > len(self._rows):
+            larger = np.empty((max(members, 2 * len(self._rows)), self.dimension), np.float32)
+            larger[: len(self._rows)] = self._rows
+            self._rows = larger
+        self._rows[positions] = vectors
 
-    def _down_to(
-        self, score: float, query: NDArray[np.float32], chosen: NDArray[Any] | None
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """All the members chosen that reach the score, for equals on both sides of a cut: Faiss chooses among them by
-        position, and positions do not survive a reload."""
-        mask = np.zeros(len(self.positions), np.bool_)
-        mask[slice(None) if chosen is None else chosen] = True
-        below = float(np.nextafter(np.float32(score), np.float32(-np.inf)))
-        parameters = faiss.SearchParameters(sel=_bitmap(mask))  # a list of positions is searched through for each row
-        _, scores, positions = self._flat.range_search(query, below, params=parameters)
-        return scores, positions
+    def _exact(self, query: NDArray[np.float32], k: int, among: NDArray[np.int64], also: NDArray[np.int64]) -> Hits:
+        """The best k among these; and cosines (n,), good where either lies."""
+        cosines = self._cosines(query, np.concatenate([among, also]))
+        return among[self.positions.best(among, cosines[among], k)], cosines
+
+    def _cosines(self, query: NDArray[np.float32], positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """(n,) the cosines, good at these positions. Row by row: a product with the whole matrix would round equal rows
+        differently, by where they lie."""
+        members = len(self.positions)
+        if len(positions) >= _GATHERED_BELOW * members:
+            of_all: NDArray[np.float32] = np.vecdot(self._rows[:members], query)
+            return of_all
+        cosines = np.empty(members, np.float32)
+        cosines[positions] = np.vecdot(self._rows[positions], query)
+        return cosines
 
     # --- the graph
 
@@ -204,10 +194,15 @@ class TierIndex:
         return [graph for graph in (self._graph, self._graph_in_work) if graph is not None]
 
     def _approximate(
-        self, query: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, visible: int
-    ) -> list[tuple[str, float]] | None:
-        """The best of the graph's candidates and of what it does not cover; None where an exact search costs less, or
-        better ones may be missing."""
+        self,
+        query: NDArray[np.float32],
+        k: int,
+        mask: NDArray[np.bool_] | None,
+        visible: int,
+        also: NDArray[np.int64],
+    ) -> Hits | None:
+        """As ``_exact``, of the graph's candidates and of what it does not cover; None where an exact search costs
+        less, or better ones may be missing."""
         graph, members = self._graph, len(self.positions)
         if graph is None or visible < _LEAST_KEPT * members:
             return None
@@ -221,8 +216,8 @@ class TierIndex:
             candidates = candidates[mask[candidates]]
         if len(candidates) < k:
             return None
-        near = self._exact(query, k, candidates)
-        return near if near[-1][1] >= floor else None
+        near, cosines = self._exact(query[0], k, candidates, also)
+        return (near, cosines) if cosines[near].min(initial=np.inf) >= floor else None
 
     def _shrink(self, shrink: Shrink) -> None:
         for graph in self._graphs():
@@ -297,10 +292,6 @@ class TierIndex:
                     return
                 graph.insert(self._rows[claimed])
             time.sleep(_MEND_PAUSE_SECONDS)
-
-
-def _bitmap(mask: NDArray[np.bool_]) -> faiss.IDSelectorBitmap:
-    return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
 
 
 def _one_thread() -> None:

@@ -93,7 +93,7 @@ def check_pattern(pattern: str) -> str:
 def is_mentioned(entity: str, entities: Iterable[str], text: str) -> bool:
     """Whether a fact speaks of ``entity``: it is among the fact's ``entities``, a whole part of one of them
     (``r17-m1`` of ``r17-m1-n0``), or stands in ``text`` (already folded) between word boundaries."""
-    return any(entity == other or _stands_in(entity, other) for other in entities) or _stands_in(entity, text)
+    return _stands_in(entity, text) or any(entity == other or _stands_in(entity, other) for other in entities)
 
 
 def count_shared(query_entities: Iterable[str], facts: Sequence[tuple[frozenset[str], str]]) -> list[int]:

@@ -9,7 +9,7 @@ the candidates that would be answered: one of them must speak of everything that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
@@ -173,9 +173,10 @@ class GateDecision:
     def to_dict(self) -> dict[str, Any]:
         """As plain values for JSON and the wire."""
         return {
-            **asdict(self),
             "decision": self.decision.value,
             "reason": self.reason.value,
+            "top_similarity": self.top_similarity,
+            "threshold": self.threshold,
             "query_entities": list(self.query_entities),
             "uncovered": list(self.uncovered),
         }

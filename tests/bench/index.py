@@ -79,9 +79,9 @@ def vector_rows(size: int, dimension: int) -> Iterator[dict[str, Any]]:
         built[kind] = time.perf_counter() - start
     for kept in KEPT:
         mask = None if kept == 1.0 else rng.random(size) < kept
-        exact = [{id for id, _ in indexes["flat"].search(query, K, mask)} for query in queries]
+        exact = [set(indexes["flat"].search(query, K, mask)[0].tolist()) for query in queries]
         for kind, index in indexes.items():
-            found = [{id for id, _ in index.search(query, K, mask)} for query in queries]
+            found = [set(index.search(query, K, mask)[0].tolist()) for query in queries]
             shares = [len(a & b) / len(b) for a, b in zip(found, exact, strict=True) if b]
             yield {
                 "index": kind,

@@ -246,8 +246,8 @@ class ShardMachine(RuleBasedStateMachine):
             id: (r.fact, r.tier) for id, r in fresh.residents.items()
         }
         for tier, space in tenant.spaces.items():
-            assert {id: r.fact for id, r in space.held.items()} == {
-                id: r.fact for id, r in fresh.spaces[tier].held.items()
+            assert {r.fact.id: r.fact for r in space.residents.values} == {
+                r.fact.id: r.fact for r in fresh.spaces[tier].residents.values
             }
         keys = tenant.notes.keys() | fresh.notes.keys()
         pairs = [(shown(tenant.notes.get(key)), shown(fresh.notes.get(key))) for key in keys]

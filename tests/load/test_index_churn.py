@@ -90,7 +90,8 @@ def test_recall_through_churn(kind: str, least: float, monkeypatch: pytest.Monke
         for query in queries if len(index) else ():
             user = None if rng.random() < 0.3 else int(rng.integers(1, 4))
             mask = None if user is None else (users.values == 0) | (users.values == user)
-            found = index.search(query, K, mask)
+            positions, cosines = index.search(query, K, mask)
+            found = list(zip(map(index.positions.id_at, positions), cosines.tolist(), strict=True))
             recalls.append(mirror.compare(found, query, user))
         done += count + len(queries)
     assert set(index.ids()) == set(mirror.ids)

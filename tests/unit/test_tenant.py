@@ -63,11 +63,12 @@ def check(tenant: Tenant, l1: int, l2: int) -> None:
     assert len(tenant.spaces[Tier.L2]) <= max(l2, essential)
     for tier, space in tenant.spaces.items():
         ids = {id for id, r in tenant.residents.items() if r.tier is tier}
-        assert set(space.index.ids()) == set(space.held) == ids
+        assert space.index.ids() == [r.fact.id for r in space.residents.values]
+        assert set(space.index.ids()) == ids
         assert len(space.lexical) == len(ids)
 
 
-def ask(tenant: Tenant, query: str, top_k: int = 5, admit: Any = lambda _: True, **visibility: Any) -> Any:
+def ask(tenant: Tenant, query: str, top_k: int = 5, admit: Any = lambda _, __: True, **visibility: Any) -> Any:
     plan = RecallPlan(
         vector=vector_of(query),
         terms=query_terms(query),
