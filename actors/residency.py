@@ -10,7 +10,7 @@ from dataclasses import dataclass
 #: What a company and each of its facts cost in memory, besides the fact's vector: measured, with the vectors' copies.
 COMPANY_BYTES = 10_000
 FACT_BYTES = 4_500
-#: How often a vector is held: by the fact, by the index, and as the row that searches read.
+#: How often a vector is held at the most: by the fact, and by the index, whose array of rows may be half empty.
 VECTOR_COPIES = 3
 
 
