@@ -1,6 +1,7 @@
 """The HTTP API: a thin layer that reads a request, asks who it is from, dispatches it, and tells of errors.
 
-Deny by default: whatever is neither listed in ``OPEN_PATHS`` nor the review desk needs a key, also what does not exist.
+Deny by default: whatever is neither listed in ``OPEN_PATHS`` nor in an open folder (the review desk's, and the files of
+the page of documentation) needs a key, also what does not exist.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
+from fastapi_offline import FastAPIOffline
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -49,6 +51,8 @@ METRICS_PATH = "/metrics"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: The review desk, which asks for a key on a page of its own.
 DESK = "/console"
+#: What the page of documentation loads: from here, because a browser beside the service may reach nothing else.
+_DOCS_FILES = "/docs/files"
 #: Names in a route that may themselves hold a slash (as %2F).
 _SLASHED = ("tool", "user", "run_id", "company")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
@@ -79,13 +83,13 @@ def create_app(
     ``names_requests``: whether answers get an ``X-Request-Id``; Ray Serve gives them one by itself. ``scrape``: what
     the whole service has observed so far, as Prometheus text.
     """
-    app = FastAPI(
+    app = FastAPIOffline(
+        redoc_url=None,
+        static_url=_DOCS_FILES,
         title="Muniment",
         version="1",
         description=_DESCRIPTION,
-        redoc_url=None,
         redirect_slashes=False,
-        swagger_ui_oauth2_redirect_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # there are spans and metrics of our own
     )
     wait_seconds = settings.limits.wait_seconds
@@ -326,7 +330,7 @@ def _route(scope: Scope) -> str:
 
 def _is_open(path: str) -> bool:
     """Whether a path answers without a key; the review desk signs people in by itself."""
-    return path in OPEN_PATHS or path == DESK or path.startswith(DESK + "/")
+    return path in OPEN_PATHS or path == DESK or path.startswith((DESK + "/", _DOCS_FILES + "/"))
 
 
 def _text(headers: Headers, name: str) -> str | None:

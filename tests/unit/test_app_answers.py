@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from typing import Any
 
@@ -120,8 +121,14 @@ def test_the_document_names_every_verb_and_the_limits_in_force(tmp_path):
     assert "/v1/tools/{tool}/classification" in shown["paths"]
 
 
-def test_the_docs_open(world):
-    assert "text/html" in world.send("GET", "/docs").headers["content-type"]
+def test_the_docs_open_and_load_nothing_from_elsewhere(world):
+    page = world.send("GET", "/docs")
+    assert "text/html" in page.headers["content-type"]
+    loaded = re.findall(r'(?:href|src)="([^"]*)"', page.text)
+    assert len(loaded) == 3
+    for path in loaded:
+        assert world.send("GET", path).status_code == 200
+    is_problem(world.send("GET", "/docs/files/..%2f..%2f..%2fapp.py"), 404)
 
 
 def test_a_client_that_goes_cancels_its_wait(world, agent):
