@@ -27,6 +27,7 @@ from muniment.actors.tier_index import Kind, TierIndex
 from muniment.policies.extraction import DEFAULT, Extraction
 from muniment.policies.model import Fact, Slot, Tier, fold
 from muniment.policies.retention import RetentionSettings, TierView, plan_evictions
+from muniment.policies.terms import fold_accents
 
 _EVER: Final = np.iinfo(np.int64).max
 _SHARED: Final = 0
@@ -65,7 +66,7 @@ def resident_of(stored: Stored, tier: Tier, extraction: Extraction = DEFAULT) ->
         microseconds(fact.recorded_at),
         entities,
         terms,
-        fold(fact.text),
+        fold_accents(fact.text),
         stored.vector,
         kept is not None,
     )

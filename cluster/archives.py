@@ -17,7 +17,7 @@ from muniment.actors.store import transfer, verify
 from muniment.actors.store.engine import available, open_engine
 from muniment.cluster import launcher
 from muniment.cluster.roster import Roster, Shards
-from muniment.cluster.services import prepare_stores
+from muniment.cluster.services import prepare_stores, require_stores
 from muniment.cluster.settings import Database, Settings
 from muniment.policies.errors import InvalidInput
 
@@ -38,6 +38,7 @@ def engines(settings: Settings) -> Iterator[dict[str, sa.Engine]]:
 
 def export_to(settings: Settings, path: Path, company: str | None) -> Counter[str]:
     """Writes an archive to ``path``, which nobody else may read, in place of what is there: rows per table."""
+    require_stores(settings)
     draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
     try:
         with (
@@ -81,5 +82,6 @@ def verify_indexes(data_dir: Path) -> dict[str, Any]:
 
 def verify_stores(settings: Settings, company: str | None) -> dict[str, Any]:
     """What ``actors.store.verify`` finds, as JSON."""
+    require_stores(settings)
     with engines(settings) as all_:
         return verify.verify(all_, company).to_dict()

@@ -118,7 +118,10 @@ def _questions(
         with available(), engine.connect() as connection:
             if pairs is None:
                 return questions_of_facts(connection, company, queries, _SEED)
-            return questions_of_pairs(connection, company, pairs)
+            found = questions_of_pairs(connection, company, pairs)
+            if not found:
+                raise InvalidInput(f"of the {len(pairs)} pairs no fact is in memory")
+            return found
     finally:
         engine.dispose()
 

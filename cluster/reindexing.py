@@ -10,7 +10,7 @@ from muniment.actors.store import memory_store
 from muniment.actors.store.engine import available, open_engine
 from muniment.cluster import launcher
 from muniment.cluster.actor_classes import NO_MODEL, open_worker
-from muniment.cluster.services import prepare_stores
+from muniment.cluster.services import prepare_stores, require_stores
 from muniment.cluster.settings import Settings
 
 
@@ -26,8 +26,10 @@ class Reindexed:
 def reindex_store(settings: Settings, progress: Progress) -> Reindexed:
     """Re-embeds every fact. What an interruption leaves is used by the next call.
 
-    Raises ``StateConflict`` where a service runs on the data directory, ``ModelUnavailable``.
+    Raises ``NotFound`` where there is no store, ``StateConflict`` where a service runs on the data directory,
+    ``ModelUnavailable``.
     """
+    require_stores(settings)
     with launcher.stopped(settings.data_dir):
         prepare_stores(settings, upgrade=False)
         engine = open_engine(settings.store_url("memory"))

@@ -24,6 +24,7 @@ from muniment.cluster.roster import Members, Roster, Shards
 from muniment.cluster.scale_service import ScaleService
 from muniment.cluster.scaler import Scaler
 from muniment.cluster.settings import Database, Settings
+from muniment.policies.errors import NotFound
 
 
 def open_services(settings: Settings) -> Services:
@@ -78,6 +79,12 @@ def check_model(settings: Settings) -> None:
             memory_store.claim_model(connection, space_name(settings.workers.model))
     finally:
         engine.dispose()
+
+
+def require_stores(settings: Settings) -> None:
+    """Raises ``NotFound`` where the stores would be files that are not there: the folder's name is mistyped."""
+    if settings.store.url is None and not (settings.data_dir / "memory.db").is_file():
+        raise NotFound(f"there is no store in {settings.data_dir}")
 
 
 def prepare_stores(settings: Settings, upgrade: bool) -> None:

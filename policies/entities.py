@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import re2
 
-from muniment.policies.model import fold, nfc
-from muniment.policies.terms import JOINERS, STOP_WORDS, TOKEN, word_set
+from muniment.policies.model import nfc
+from muniment.policies.terms import JOINERS, STOP_WORDS, TOKEN, fold_accents, word_set
 
 MAX_ENTITIES: Final = 128
 """Entities of one text; what follows is left out."""
@@ -41,13 +41,12 @@ _SENTENCE_END: Final = re.compile(r"[.!?…:;\n。！？؟।¿¡•\"“”«»
 _POSSESSIVE: Final = re.compile(r"['’][sS]$")
 _PARTICLES: Final = word_set("da das de del della den der di do dos du e el la le of und van von y ibn bin al")
 _MAX_RUN: Final = 6
-_STARTERS: Final = frozenset().union(*STOP_WORDS.values())
-_QUANTITY_AFTER: Final = frozenset("%‰°€£¥₹₽₩$")
-_QUANTITY_BEFORE: Final = frozenset("€£¥₹₽₩$#№")
+# With a capital, "São" is a saint's more often than it is "are".
+_STARTERS: Final = frozenset().union(*STOP_WORDS.values()) - {"são"}
 
 
 def extract_entities(text: str, patterns: Sequence[str] = ()) -> tuple[str, ...]:
-    """The entities of ``text``, normalised (NFC, case-folded, single spaces) and sorted, at most ``MAX_ENTITIES``.
+    """The entities of ``text``, normalised (``normalise_entity``) and sorted, at most ``MAX_ENTITIES``.
 
     ``patterns``: a company's own, as ``check_pattern`` accepts them; each whole match is an entity.
     """
@@ -65,8 +64,8 @@ def extract_entities(text: str, patterns: Sequence[str] = ()) -> tuple[str, ...]
 
 
 def normalise_entity(name: str) -> str:
-    """``name`` in the form in which entities are compared."""
-    return " ".join(fold(name).split())[:MAX_ENTITY_CHARACTERS]
+    """``name`` in the form in which entities are compared: case and accents folded as in terms, single spaces."""
+    return " ".join(fold_accents(name).split())[:MAX_ENTITY_CHARACTERS]
 
 
 def check_pattern(pattern: str) -> str:
@@ -150,7 +149,7 @@ def _keep_tokens(text: str, found: dict[str, None]) -> None:
         if run and (gap != " " or len(run) >= _MAX_RUN):
             close()
         end = match.end()
-        if _is_identifier(word, starts_sentence) or _is_quantity(word, text, match.start(), end):
+        if _is_identifier(word, starts_sentence) or word.isdigit():
             close()
             _keep(found, _POSSESSIVE.sub("", word))
         elif _is_capitalised(word):
@@ -188,15 +187,6 @@ def _keep_name(run: list[str], starts_sentence: bool, following: str, found: dic
 
 def _is_capitalised(word: str) -> bool:
     return word[0].isupper() or word[0].istitle()
-
-
-def _is_quantity(word: str, text: str, start: int, end: int) -> bool:
-    """A number of two digits or more, or of one with a sign of money, percent or number beside it."""
-    if not word.isdigit():
-        return False
-    return (
-        len(word) > 1 or text[end : end + 1] in _QUANTITY_AFTER or (start > 0 and text[start - 1] in _QUANTITY_BEFORE)
-    )
 
 
 def _is_identifier(word: str, starts_sentence: bool) -> bool:

@@ -18,7 +18,7 @@ import Stemmer
 from muniment.policies.entities import extract_entities
 from muniment.policies.terms import DEFAULT_LANGUAGES, fact_terms, query_terms
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Grows with every change of what ``extract_entities`` or ``fact_terms`` find; a test knows what this version finds."""
 FINGERPRINT_BYTES: Final = 8
 

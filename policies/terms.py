@@ -2,7 +2,8 @@
 
 A word of any script is one term, its accents folded and its ending cut by the language's stemmer. A compound name
 (``R17-M1-N0-C:J12-U11``, ``core.9651``, ``user_id``, ``getUserName``) gives its whole, its parts, and every pair of
-neighbouring parts, so that ``R17-M1`` is found inside the longer name and weighs more than two parts apart. Scripts
+neighbouring parts, so that ``R17-M1`` is found inside the longer name and weighs more than two parts apart. What only
+capitals part is also one word, so that it is found however it is written; a hexadecimal code is not parted. Scripts
 written without spaces give single characters and pairs.
 """
 
@@ -67,7 +68,8 @@ TOKEN: Final = re.compile(rf"{WORD}+(?:(?:[{JOINERS}]{{1,2}}|(?<=\d),(?=\d)){WOR
 _SYMBOL: Final = r"[\u2190-\u2bff\U0001f000-\U0001faff]"
 _ITEM: Final = re.compile(rf"(?P<token>{TOKEN.pattern})|{_SYMBOL}")
 _SPLIT: Final = re.compile(rf"[{JOINERS}_,]+")
-_CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
+_HEXADECIMAL: Final = re.compile(r"0[xX][0-9a-fA-F]+")
 _GROUPED_NUMBER: Final = re.compile(r"\d{1,3}(?:[.,]\d{3})+")
 _SPACELESS: Final = re.compile(
     r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
@@ -194,7 +196,13 @@ def _token_terms(token: str, language: str) -> list[str]:
     if token.isalpha() and (token.islower() or token.istitle()) and token.isascii():
         return [stem(token.lower(), language)]
     found: list[str] = []
-    parts = [part for piece in _SPLIT.split(token) for part in _CAMEL.split(piece) if part][:_MAX_PARTS]
+    parts: list[str] = []
+    for piece in filter(None, _SPLIT.split(token)):
+        words = [piece] if _HEXADECIMAL.fullmatch(piece) else _CAMEL.split(piece)
+        parts += words
+        if len(words) > 1:
+            found.append(stem(fold_accents(piece), language))
+    del parts[_MAX_PARTS:], found[_MAX_PARTS:]
     if len(parts) > 1 and parts[-1].lower() in _CLITICS:
         parts.pop()
     folded = [part for part in map(fold_accents, parts) if part]
@@ -270,7 +278,26 @@ def _portuguese_singular(word: str) -> str:
 
 _READ_FOR_LANGUAGE: Final = 1_000
 _PLAIN_WORD: Final = re.compile(rf"{WORD}+")
-_TELLING_LETTERS: Final = {PORTUGUESE: frozenset("ãõçâêôáéíóú")}
+
+
+def _letters(first: str, last: str) -> frozenset[str]:
+    return frozenset(map(chr, range(ord(first), ord(last) + 1)))
+
+
+_CYRILLIC, _ARABIC, _DEVANAGARI = _letters("Ѐ", "ӿ"), _letters("\u0600", "\u06ff"), _letters("\u0900", "\u097f")
+_TELLING_LETTERS: Final = {
+    PORTUGUESE: frozenset("ãõçâêôáéíóú"),
+    "ru": _CYRILLIC,
+    "sr": _CYRILLIC,
+    "ar": _ARABIC,
+    "fa": _ARABIC,
+    "hi": _DEVANAGARI,
+    "ne": _DEVANAGARI,
+    "el": _letters("\u0370", "\u03ff"),
+    "hy": _letters("\u0530", "\u058f"),
+    "ta": _letters("\u0b80", "\u0bff"),
+    "yi": _letters("\u0590", "\u05ff"),
+}
 
 
 @lru_cache(maxsize=64)

@@ -249,8 +249,8 @@ Value = Annotated[
 Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 #: The same from a query string.
-QueryShare = Annotated[float, BeforeValidator(_number), Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
-PageLimit = Annotated[int, BeforeValidator(_number), Field(strict=True, ge=1, le=MAX_PAGE)]
+QueryShare = Annotated[Share, BeforeValidator(_number)]
+PageLimit = Annotated[int, Field(strict=True, ge=1, le=MAX_PAGE), BeforeValidator(_number)]
 #: Opaque: what the last answer gave as ``next``.
 Cursor = Annotated[_Str, Field(min_length=1, max_length=2048), AfterValidator(_clean)]
 Flag = Annotated[bool, Field(strict=True)]

@@ -45,7 +45,7 @@ def test_a_key_is_one_line_and_valid_at_once(service: Service) -> None:
         client.memories()
 
 
-def test_a_gate_is_not_calibrated_by_too_little(service: Service) -> None:
+def test_a_gate_is_not_calibrated_by_too_little(service: Service, tmp_path: Path) -> None:
     key = service.key("cli-gate")
     with service.client(key) as client:
         source = {"kind": "counterparty"}
@@ -54,6 +54,11 @@ def test_a_gate_is_not_calibrated_by_too_little(service: Service) -> None:
     assert (tried.returncode, tried.stdout) == (1, "")
     assert "for 0 of 3 queries" in tried.stderr
     assert tried.stderr.count("\n") == 1
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"query": "pump", "fact": "nobody told this"}\n')
+    tried = muniment("calibrate", "--company", "cli-gate", "--pairs", pairs, "--data-dir", service.data_dir)
+    assert (tried.returncode, tried.stdout) == (1, "")
+    assert tried.stderr.endswith("of the 1 pairs no fact is in memory\n")
 
 
 def test_a_running_service_is_not_reindexed(service: Service) -> None:

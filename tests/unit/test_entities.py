@@ -16,7 +16,7 @@ from muniment.policies.entities import (
     matching,
     normalise_entity,
 )
-from muniment.policies.model import fold
+from muniment.policies.terms import fold_accents
 
 NOISE = st.text(alphabet=st.sampled_from("aA1 -_.:/@\"“”'0x€%\né東"), max_size=200)
 
@@ -33,10 +33,12 @@ NOISE = st.text(alphabet=st.sampled_from("aA1 -_.:/@\"“”'0x€%\né東"), ma
         ("moved from 2026-01-02 to 12/03/2026 at 14:30", {"2026-01-02", "12/03/2026", "14:30"}),
         ("it cost €5, that is 15% of 1,000", {"5", "15", "1,000"}),
         ("we met Ana Souza and the OOM Killer", {"ana souza", "oom killer"}),
-        ("ontem João da Silva falou do Banco do Brasil", {"joão da silva", "banco do brasil"}),
+        ("ontem João da Silva falou do Banco do Brasil", {"joao da silva", "banco do brasil"}),
         ("вчера Анна Каренина была в Москве", {"анна каренина", "москве"}),
-        ("χθες ο Γιώργος μίλησε", {"γιώργοσ"}),
-        ("見た「東京タワー」と «Война и мир» and “the long way”", {"東京タワー", "война и мир", "the long way"}),
+        ("χθες ο Γιώργος μίλησε", {"γιωργοσ"}),
+        ("見た「東京タワー」と «Война и мир» and “the long way”", {"東京タワー", "воина и мир", "the long way"}),
+        ("we flew to São Paulo, and Sao Paulo is MÜNCHEN GmbH's", {"sao paulo", "munchen gmbh"}),
+        ("panic event 4, of 30 kg", {"4", "30"}),
         ("we saw Caroline's house", {"caroline"}),
         ("Caroline: hello there", {"caroline"}),
         ("Well, this is a well-known long-term plan. And/or so.", set()),
@@ -50,7 +52,7 @@ def test_what_is_an_entity(text: str, expected: set[str]) -> None:
 
 def test_a_companys_own_patterns_add_to_the_general_ones() -> None:
     patterns = [check_pattern(r"(?i)pedido \d+"), check_pattern("zz[a-z]+")]
-    assert extract_entities("o pedido 7 e zzabc", patterns) == ("pedido 7", "zzabc")
+    assert extract_entities("o pedido 7 e zzabc", patterns) == ("7", "pedido 7", "zzabc")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_both_normal_forms_give_the_same(text: str) -> None:
 
 @given(NOISE)
 def test_every_entity_stands_in_its_text(text: str) -> None:
-    folded = " ".join(fold(text).split())
+    folded = " ".join(fold_accents(text).split())
     assert all(name in folded for name in extract_entities(text))
 
 

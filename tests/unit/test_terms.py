@@ -30,8 +30,11 @@ def test_a_shorter_name_is_found_inside_a_longer_one() -> None:
     ("text", "expected"),
     [
         ("user_id", ["user", "id", "user-id"]),
-        ("getUserName", ["get", "user", "name", "get-user", "user-name", "get-user-name"]),
+        ("getUserName", ["getusernam", "get", "user", "name", "get-user", "user-name", "get-user-name"]),
+        ("HTTPServer", ["httpserver", "http", "server", "http-server"]),
+        ("URLs", ["url"]),
         ("0x3A34", ["0x3a34"]),
+        ("0xDEADBEEF", ["0xdeadbeef"]),
         ("1,000", ["1", "000", "1-000", "1000"]),
         ("Caroline's", ["carolin"]),
         ("東京", ["東", "京", "東京"]),
@@ -94,6 +97,26 @@ def test_an_unknown_language_is_named() -> None:
 )
 def test_a_text_tells_its_language(text: str, language: str) -> None:
     assert language_of(text) == language
+
+
+@pytest.mark.parametrize(("language", "text"), [("ru", "Договоры подписаны"), ("el", "Οι συμφωνίες"), ("ar", "العقود")])
+def test_a_script_tells_the_language_where_one_alone_is_written_in_it(language: str, text: str) -> None:
+    assert language_of(text, ("en", language)) == language
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("0xDEADBEEF", "0xdeadbeef"),
+        ("0XFF00", "0xFF00"),
+        ("iPhone15Pro", "IPHONE15PRO"),
+        ("camelCaseName", "camelcasename"),
+    ],
+)
+def test_a_name_is_found_however_it_is_written(name: str, written: str) -> None:
+    others = set(fact_terms("0xCAFEBABE overflowed, MacBookAir"))
+    assert set(query_terms(written)) & set(fact_terms(name))
+    assert not set(query_terms(name)) & others
 
 
 @pytest.mark.parametrize(
