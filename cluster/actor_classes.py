@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import ray
@@ -22,7 +22,7 @@ from muniment.actors.model_worker import MAX_WAIT_SECONDS, ModelWorker
 from muniment.actors.router import Router
 from muniment.actors.store.engine import available, open_engine, writing
 from muniment.actors.store.levels import Read, conflict_levels
-from muniment.actors.store.tenure import begin, read_role
+from muniment.actors.store.tenure import Role, begin, read_role
 from muniment.actors.wire import pack, unpack
 from muniment.cluster import telemetry
 from muniment.cluster.handles import WorkerPool
@@ -258,19 +258,26 @@ def create_actors(settings: Settings) -> list[str]:
         },
         "effects": {"ledger": settings.effects.ledgers},
     }
+    engines = {database: open_engine(settings.store_url(database)) for database in sizes}
+    needed: list[Role] = []
+    try:
+        with available(), ExitStack() as stack:  # both are refused together, and then nothing is stored
+            for database, kinds in sizes.items():
+                connection = stack.enter_context(writing(engines[database]).begin())
+                for kind, members in kinds.items():
+                    begin(connection, kind, members)
+                roles = [read_role(connection, kind) for kind in kinds]
+                shared = connection.dialect.name != "sqlite"
+                for role in roles:
+                    if role.divided and not shared and role.needed != {0}:
+                        raise ConfigurationError(f"SQLite allows one {role.kind}; store.url (PostgreSQL) allows more")
+                needed += roles
+    finally:
+        for engine in engines.values():
+            engine.dispose()
     made: list[str] = []
-    for database, kinds in sizes.items():
-        engine = open_engine(settings.store_url(database))
-        with available(), writing(engine).begin() as connection:
-            for kind, members in kinds.items():
-                begin(connection, kind, members)
-            needed = [read_role(connection, kind) for kind in kinds]
-        shared = engine.dialect.name != "sqlite"
-        engine.dispose()
-        for role in needed:
-            if role.divided and not shared and role.needed != {0}:
-                raise ConfigurationError(f"SQLite allows one {role.kind}; store.url (PostgreSQL) allows more")
-            for number in sorted(role.needed):
-                create_actor(settings, role.kind, number)
-                made.append(actor_name(role.kind, number))
+    for role in needed:
+        for number in sorted(role.needed):
+            create_actor(settings, role.kind, number)
+            made.append(actor_name(role.kind, number))
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -18,6 +17,7 @@ from muniment.actors.slot_writer import expired_at
 from muniment.actors.store import conflict_store, memory_store
 from muniment.actors.store.conflict_store import Conflict
 from muniment.actors.store.policy_book import PolicyBook
+from muniment.actors.store.reach import in_thread
 from muniment.actors.wire import fact_from_dict, to_rfc3339
 from muniment.cluster.memory_service import actor_record, request_record, within
 from muniment.cluster.schemas import AuditRequest, ConflictsQuery, ResolutionRequest, SimulateRequest
@@ -60,7 +60,7 @@ class ConflictService:
             with self._engine.connect() as connection:
                 return self._page(connection, company, principal, query, all_owners, now)
 
-        found, facts, following = await asyncio.to_thread(read)
+        found, facts, following = await in_thread(read)
         answer: Answer = {"conflicts": [self._out(principal, conflict, facts, now) for conflict in found]}
         if following is not None:
             answer["next"] = following
@@ -73,7 +73,7 @@ class ConflictService:
             with self._engine.connect() as connection:
                 return self._audit.reviews_due(connection, company, now)
 
-        if await asyncio.to_thread(due):
+        if await in_thread(due):
             await self._shard_of(company).review_due(company=company)
 
     def _page(
@@ -160,7 +160,7 @@ class ConflictService:
     async def resolve_conflict(self, principal: Principal, id: str, request: ResolutionRequest) -> Answer:
         """Rules on a conflict; only who answers for the slot may. A second ruling is refused and shows the first."""
         company = require_company(principal)
-        conflict = await asyncio.to_thread(self._get, principal, id)
+        conflict = await in_thread(self._get, principal, id)
         resolution = request.model_dump(exclude_none=True, exclude={"idempotency_key"})
         if request.value is not None and request.text is None and conflict.slot is not None:
             resolution["text"] = f"{conflict.slot.subject}: {conflict.slot.field} = {request.value}"
@@ -200,7 +200,7 @@ class ConflictService:
             with self._engine.connect() as connection:
                 return self._audit.undecided(connection, company, request.subject, now)
 
-        undecided = await asyncio.to_thread(find)
+        undecided = await in_thread(find)
         if undecided:
             await self._shard_of(company).flag(company=company, slots=undecided)
 
@@ -211,7 +211,7 @@ class ConflictService:
                 facts = _sides(connection, company, found)
                 return found, facts, self._audit.most_overruled(connection, company)
 
-        found, facts, overruled = await asyncio.to_thread(read)
+        found, facts, overruled = await in_thread(read)
         first = _offset(request.cursor)
         shown = found[first : first + request.limit]
         answer: Answer = {
@@ -230,7 +230,7 @@ class ConflictService:
             with self._engine.connect() as connection:
                 return self._audit.simulate(connection, company, request.policy, request.since, now, principal.actor)
 
-        return await asyncio.to_thread(read)
+        return await in_thread(read)
 
 
 def _offset(cursor: str | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -21,6 +21,7 @@ from muniment.actors.store import effect_store
 from muniment.actors.store.control_store import ControlStore
 from muniment.actors.store.decision_log import microseconds
 from muniment.actors.store.effect_store import KeyRow
+from muniment.actors.store.reach import Reach, in_thread
 from muniment.actors.wire import to_rfc3339
 from muniment.cluster.ledger_handle import Ledgers
 from muniment.cluster.schemas import (
@@ -43,7 +44,7 @@ Answer = dict[str, Any]
 #: The largest integer in a cursor that a store can compare with.
 _MAX_CURSOR_INTEGER = 2**63 - 1
 #: The classification in force of a company's tool, or None.
-ClassificationOf = Callable[[str, str], ToolClassification | None]
+ClassificationOf = Callable[[str, str], Awaitable[ToolClassification | None]]
 
 
 class EffectService:
@@ -65,7 +66,7 @@ class EffectService:
     async def propose(self, principal: Principal, request: ProposeRequest) -> Answer:
         """The gate's verdict. Raises ``MissingKeyPath`` where a declared path is absent; the trail says so."""
         company = require_company(principal)
-        classification = self._classification_of(company, request.tool)
+        classification = await self._classification_of(company, request.tool)
         blocked = block_reason(classification, request.tainted)
         op = Propose(
             key=b"",
@@ -134,7 +135,7 @@ class EffectService:
             with self._engine.connect() as connection:
                 return effect_store.count_of(connection, company)
 
-        return await asyncio.to_thread(count)
+        return await in_thread(count)
 
     async def list_effects(self, principal: Principal, request: EffectsQuery) -> Answer:
         """Keys and their state; what is reserved is listed oldest first, everything else in no order of time.
@@ -148,7 +149,7 @@ class EffectService:
         equal = {"area": area, "agent": agent, "tool": request.tool, "run_id": request.run_id}
         after = _open_cursor(request.cursor, (int, bytes))
         now = microseconds(self._clock())
-        page = await asyncio.to_thread(self._page, company, request.state, equal, after, request.limit, now)
+        page = await in_thread(self._page, company, request.state, equal, after, request.limit, now)
         answer: Answer = {"effects": [_effect(row, now) for row in page.rows]}
         if page.next is not None:
             answer["next"] = _cursor(page.next)
@@ -173,7 +174,7 @@ class EffectService:
         company = require_company(principal)
         area = _confined(principal.area, request.area, "/area")
         agent = _confined(principal.agent, request.agent, "/agent")
-        classification = self._keyed(company, request.tool, "/tool")
+        classification = await self._keyed(company, request.tool, "/tool")
         key = _key_of(company, area, agent, classification, request.arguments)
         op = Forget(
             key=key,
@@ -195,18 +196,18 @@ class EffectService:
         """
         company = require_company(principal)
         now = self._clock()
-        ops = [self._import(principal, company, i, item, now) for i, item in enumerate(request.effects)]
+        ops = [await self._import(principal, company, i, item, now) for i, item in enumerate(request.effects)]
         imported = await asyncio.gather(*(self._ledgers.import_key(op) for op in ops))
         outcomes = [answer.outcome for answer in imported]
         return {"imported": outcomes.count("imported"), "results": [{"outcome": outcome} for outcome in outcomes]}
 
-    def _import(self, principal: Principal, company: str, i: int, item: ImportedKey, now: datetime) -> Import:
+    async def _import(self, principal: Principal, company: str, i: int, item: ImportedKey, now: datetime) -> Import:
         at = f"/effects/{i}"
         if item.confirmed_at is not None and item.confirmed_at > now:
             raise InvalidInput.at(f"{at}/confirmed_at", "lies in the future")
         area = _confined(principal.area, item.area, f"{at}/area")
         agent = _confined(principal.agent, item.agent, f"{at}/agent")
-        classification = self._keyed(company, item.tool, f"{at}/tool")
+        classification = await self._keyed(company, item.tool, f"{at}/tool")
         try:
             key = _key_of(company, area, agent, classification, item.arguments)
         except InvalidInput as error:
@@ -229,8 +230,8 @@ class EffectService:
             policy_version=classification.version,
         )
 
-    def _keyed(self, company: str, tool: str, at: str) -> ToolClassification:
-        classification = self._classification_of(company, tool)
+    async def _keyed(self, company: str, tool: str, at: str) -> ToolClassification:
+        classification = await self._classification_of(company, tool)
         if classification is None or not classification.has_key:
             raise InvalidInput.at(at, "the tool is not classified, or its window is off: its calls have no key")
         return classification
@@ -248,7 +249,7 @@ class EffectService:
             scoped = within_scope(principal, inputs.get("area"), inputs.get("agent"))
             return scoped and actor in (None, entry["actor"])
 
-        entries, more = await asyncio.to_thread(self._trail, company, run_id, mine, after, request.limit)
+        entries, more = await in_thread(self._trail, company, run_id, mine, after, request.limit)
         answer: Answer = {"entries": [_trail_entry(entry, number) for number, entry in entries]}
         if more:
             number, last = entries[-1]
@@ -289,11 +290,15 @@ class StoredClassifications:
 
     def __init__(self, store: ControlStore) -> None:
         self._store = store
+        self._reach = Reach()
         self._parse = lru_cache(maxsize=4096)(self._parsed)
 
-    def __call__(self, company: str, tool: str) -> ToolClassification | None:
-        """The classification in force."""
-        found = self._store.classification(company, tool)
+    async def __call__(self, company: str, tool: str) -> ToolClassification | None:
+        """The classification in force. Raises ``StoreUnavailable``."""
+        if self._store.local:  # SQLite answers in less time than a thread takes to start on it
+            found = self._store.classification(company, tool)
+        else:
+            found = await self._reach.ask(self._store.classification, company, tool)
         if found is None:
             return None
         return self._parse(company, tool, found.version, msgpack.packb(found.body))

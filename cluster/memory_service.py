@@ -5,7 +5,6 @@ Lists and histories are read from the store, which is the truth; every change go
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import uuid
@@ -22,6 +21,7 @@ from muniment.actors.slot_reader import SlotPage, SlotReader
 from muniment.actors.slot_writer import expired_at
 from muniment.actors.store import memory_store
 from muniment.actors.store.policy_book import PolicyBook
+from muniment.actors.store.reach import in_thread
 from muniment.actors.wire import fact_from_dict, fact_to_dict, source_from_dict
 from muniment.cluster.schemas import (
     CorrectRequest,
@@ -176,7 +176,7 @@ class MemoryService:
             with self._engine.connect() as connection:
                 return memory_store.remembered_answer(connection, company, again["key"], again["hash"], self._clock())
 
-        return await asyncio.to_thread(read)
+        return await in_thread(read)
 
     async def recall(self, principal: Principal, request: RecallRequest) -> Answer:
         """The best facts for a query, visible to the actor, best first; and how they were found."""
@@ -216,12 +216,12 @@ class MemoryService:
             Slot(company, Scope.PERSONAL, principal.actor, query.subject, query.field),
             Slot(company, Scope.SHARED, "", query.subject, query.field),
         ]
-        pages = await asyncio.to_thread(self._read_slots, slots, query.as_of, query.known_at, now)
+        pages = await in_thread(self._read_slots, slots, query.as_of, query.known_at, now)
         stale = [slot for slot, page in zip(slots, pages, strict=True) if page.stale]
         if stale:
             shard = self._shard_of(company)
             await shard.flag(company=company, slots=[[s.scope.value, s.user, s.subject, s.field] for s in stale])
-            pages = await asyncio.to_thread(self._read_slots, slots, query.as_of, query.known_at, now)
+            pages = await in_thread(self._read_slots, slots, query.as_of, query.known_at, now)
         personal, shared = (self._confined(principal, page) for page in pages)
         chosen = personal if personal.current is not None else shared
         answer: Answer = {"current": self._out(chosen, chosen.current, now)}
@@ -270,7 +270,7 @@ class MemoryService:
             with self._engine.connect() as connection:
                 return _scan(connection, company, principal, wanted, now)
 
-        found, following = await asyncio.to_thread(read)
+        found, following = await in_thread(read)
         answer: Answer = {"memories": [fact_out(f, self._reader.owner(f)) for f in found]}
         if following is not None:
             answer["next"] = following
@@ -278,7 +278,7 @@ class MemoryService:
 
     async def get_memory(self, principal: Principal, id: str) -> Answer:
         """One fact with its evidence. Raises ``NotFound`` for what the actor may not see."""
-        fact, evidence = await asyncio.to_thread(self._get, principal, id)
+        fact, evidence = await in_thread(self._get, principal, id)
         return fact_out(expired_at(fact, self._clock()), self._reader.owner(fact), evidence)
 
     def _get(self, principal: Principal, id: str) -> tuple[Fact, list[Any]]:
@@ -294,8 +294,8 @@ class MemoryService:
 
     async def memory_history(self, principal: Principal, id: str) -> Answer:
         """What became of a fact, oldest first: when it was recorded, and every decision it took part in."""
-        fact, _ = await asyncio.to_thread(self._get, principal, id)
-        entries = await asyncio.to_thread(self._history, fact)
+        fact, _ = await in_thread(self._get, principal, id)
+        entries = await in_thread(self._history, fact)
         return {"id": id, "status": expired_at(fact, self._clock()).status.value, "history": entries}
 
     def _history(self, fact: Fact) -> list[Answer]:
@@ -316,7 +316,7 @@ class MemoryService:
         self, principal: Principal, id: str, status: Status, reason: str, request: Write | None = None
     ) -> Answer:
         company = require_company(principal)
-        await asyncio.to_thread(self._get, principal, id)
+        await in_thread(self._get, principal, id)
         answer: Answer = await self._shard_of(company).retire(
             company=company,
             id=id,
@@ -334,7 +334,7 @@ class MemoryService:
         again = request_record(principal, request, "correct", id)
         answer: Answer | None = await self._replayed(company, again)
         if answer is None:
-            await asyncio.to_thread(self._get, principal, id)
+            await in_thread(self._get, principal, id)
             answer = await self._router.correct(
                 company=company,
                 id=id,
@@ -369,7 +369,7 @@ class MemoryService:
             with self._engine.connect() as connection:
                 return memory_store.count_of(connection, company)
 
-        return await asyncio.to_thread(count)
+        return await in_thread(count)
 
 
 def _bound(principal: Principal, area: str | None, agent: str | None) -> dict[str, str]:

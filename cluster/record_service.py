@@ -15,6 +15,7 @@ from muniment.actors.ports import Workers
 from muniment.actors.store import conflict_store, memory_store
 from muniment.actors.store.decision_log import DecisionLog, microseconds
 from muniment.actors.store.policy_book import PolicyBook
+from muniment.actors.store.reach import in_thread
 from muniment.actors.wire import to_rfc3339
 from muniment.cluster.roster import Shards
 from muniment.cluster.schemas import DecisionsQuery
@@ -71,7 +72,7 @@ class RecordService:
         def read() -> tuple[list[Answer], tuple[int, str, int] | None]:
             return self._read(principal, company, after, equal, own_only, query.limit)
 
-        entries, following = await asyncio.to_thread(read)
+        entries, following = await in_thread(read)
         answer: Answer = {"entries": entries}
         if following is not None:
             answer["next"] = "~".join(map(str, (following[0], following[2], following[1])))
@@ -160,7 +161,7 @@ class RecordService:
                 counts = {"facts": facts, "open_conflicts": conflict_store.open_counts(connection, company)}
                 return counts, memory_store.model_name(connection)
 
-        counts, model = await asyncio.to_thread(count)
+        counts, model = await in_thread(count)
         await self._policies.refresh(company)
         return counts if model is None else {**counts, "gate": self._gate(company, model)}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from muniment.actors.store.control_store import ControlStore
+from muniment.actors.store.reach import in_thread
 from muniment.cluster.scaler import Scaler
 from muniment.cluster.schemas import PlaceRequest, ScaleRequest
 from muniment.policies.access import Permission, Principal, require
@@ -35,7 +35,7 @@ class ScaleService:
         wanted = {kind: count for kind, count in asked.items() if count is not None}
         if max(wanted.get("shard", 1), wanted.get("ledger", 1)) > 1:
             self._require_shared_store()
-        await asyncio.to_thread(self._want, wanted, principal.actor)
+        await in_thread(self._want, wanted, principal.actor)
         return await self.scaling(principal)
 
     def _want(self, wanted: dict[Kind, int], actor: str) -> None:
@@ -48,14 +48,14 @@ class ScaleService:
     async def scaling(self, principal: Principal) -> Answer:
         """How far it is: for each kind what is wanted and what there is, and ``done``."""
         require(principal, Permission.OPERATE)
-        return await asyncio.to_thread(self.scaler.state)
+        return await in_thread(self.scaler.state)
 
     async def place(self, principal: Principal, company: str, request: PlaceRequest) -> Answer:
         """Says whether a company is never unloaded, and whether it has a shard of its own."""
         require(principal, Permission.OPERATE)
         if request.own_shard:
             self._require_shared_store()
-        return await asyncio.to_thread(self._place, company, request, principal.actor)
+        return await in_thread(self._place, company, request, principal.actor)
 
     def _place(self, company: str, request: PlaceRequest, actor: str) -> Answer:
         if not self._control.has_company(company):
@@ -71,9 +71,9 @@ class ScaleService:
 
     async def erase_company(self, company: str) -> dict[str, int]:
         """An erased company has no place of its own."""
-        roles = await asyncio.to_thread(self.scaler.roles)
+        roles = await in_thread(self.scaler.roles)
         if company in roles["shard"].map.pinned | roles["shard"].map.to_be_apart:
-            await asyncio.to_thread(self.scaler.place, company, False, False)
+            await in_thread(self.scaler.place, company, False, False)
         return {}
 
     async def remaining_of(self, company: str) -> int:
