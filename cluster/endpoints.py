@@ -75,6 +75,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              lambda a, p, _, r: a.memory.remember(p, r), "Tell facts"),
     Endpoint("recall", "POST", "/v1/recall", _P.RECALL, s.RecallRequest,
              lambda a, p, _, r: a.memory.recall(p, r), "Ask"),
+    Endpoint("warm", "POST", "/v1/warm", _P.RECALL, None,
+             lambda a, p, _n, _: a.memory.warm(p), "Load the company, so that the first to ask does not wait for it"),
     Endpoint("facts", "GET", "/v1/facts", _P.RECALL, s.FactsQuery,
              lambda a, p, _, r: a.memory.facts(p, r), "The current value of a slot and its history"),
     Endpoint("memories", "GET", "/v1/memories", _P.RECALL, s.MemoriesQuery,

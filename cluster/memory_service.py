@@ -178,6 +178,19 @@ class MemoryService:
 
         return await in_thread(read)
 
+    async def warm(self, principal: Principal) -> Answer:
+        """Loads the company before it is asked for; ``loaded`` is false where nobody has told anything yet."""
+        company = require_company(principal)
+
+        def dimension() -> int | None:
+            with self._engine.connect() as connection:
+                return memory_store.model_dimension(connection)
+
+        found = await in_thread(dimension)
+        if found is not None:
+            await self._shard_of(company).warm(company=company, dimension=found)
+        return {"loaded": found is not None}
+
     async def recall(self, principal: Principal, request: RecallRequest) -> Answer:
         """The best facts for a query, visible to the actor, best first; and how they were found."""
         company, now = require_company(principal), self._clock()

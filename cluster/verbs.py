@@ -82,6 +82,10 @@ class Verbs(Generic[Returned]):
         """Asks. Options: ``top_k``, ``filters``, ``min_score``, ``as_of``, ``known_at``, ``explain``, ``profile``."""
         return self._post("recall", "/v1/recall", query=query, **options)
 
+    def warm(self) -> Returned:
+        """Has the company loaded before it is asked for, so that the first recall does not wait for it."""
+        return self._send(Request("warm", "POST", "/v1/warm"))
+
     def facts(
         self, subject: str, field: str, *, as_of: datetime | None = None, known_at: datetime | None = None
     ) -> Returned:

@@ -26,6 +26,7 @@ with Client(address, key=key) as client:
     told = client.remember([fact], idempotency_key="once")
     got["same answer"] = client.remember([fact], idempotency_key="once") == told
     got["outcome"] = told["results"][0]["outcome"]
+    got["warm"] = client.warm()["loaded"]
     got["recalled"] = [r["fact"]["value"] for r in client.recall("gate code of the north depot")["results"]]
     got["current"] = client.facts("north depot", "gate code")["current"]["value"]
     got["listed"] = [fact["id"] for fact in client.memories(limit=10)["memories"]] == [told["results"][0]["id"]]
@@ -69,6 +70,7 @@ def test_over_http_without_ray(over_http: dict[str, Any]) -> None:
     assert over_http["ray"] is False
     assert over_http["outcome"] == "stored"
     assert over_http["same answer"]
+    assert over_http["warm"] is True
     assert over_http["recalled"][0] == over_http["current"] == "4711"
     assert over_http["listed"]
     assert over_http["again"] == ["duplicate", "r1"]
