@@ -279,7 +279,8 @@ class ShardMachine(RuleBasedStateMachine):
 
     def _page(self, slot: Slot) -> SlotPage:
         with self.bench.engine.connect() as connection:
-            return self.reader.page(connection, slot, None, None, self.bench.now)
+            # At the time of the recall beside it: the writer is some microseconds ahead, and a fact may begin in them.
+            return self.reader.page(connection, slot, None, None, self.bench.shard._writer.now())
 
     def _recall(self, slot: Slot, user: str) -> list[Any]:
         query = f"the {slot.field} of Aurora"

@@ -196,9 +196,13 @@ def test_a_replaced_ledger_refuses_for_good(world: World) -> None:
     world.start()
     world.thread.answers(proposal("r0"))
     DedupeLedger(world.engine, "ledger-0").close()
-    for call in (world.thread.operate(proposal("r1")), world.thread.operate(proposal("r1")), world.thread.poll()):
+    for call in (
+        lambda: world.thread.operate(proposal("r1")),
+        lambda: world.thread.operate(proposal("r1")),
+        world.thread.poll,
+    ):
         with pytest.raises(Fenced):
-            call.result(SECONDS_TO_WAIT)
+            call().result(SECONDS_TO_WAIT)
 
 
 def test_a_full_queue_refuses(world: World) -> None:
