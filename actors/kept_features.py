@@ -1,9 +1,9 @@
 """The features of a fact as they are kept in the store beside its vector, so that loading a company finds none anew.
 
 They need no snapshot of an index with a position in the store that could be stale: each row says by which settings its
-features were found, and one that says otherwise, or cannot be read, is found anew. Faiss's rows are copies of vectors
-that are in the store already; building an exact index from them costs 20 ms for 5,000, and a graph is built in the
-background.
+features were found, and one that says otherwise, or cannot be read, is found anew. The index's rows are copies of
+vectors that are in the store already; building an exact index from them costs 20 ms for 5,000, and a graph is built in
+the background.
 """
 
 from __future__ import annotations
