@@ -129,15 +129,15 @@ class LedgerLoop:
 
         Raises what keeps the ledger from serving.
         """
-        watch = self._serving().watch
+        ledger = self._serving()
         told: asyncio.Future[list[bytes]] = self.event_loop.create_future()
 
         def answer(keys: list[bytes]) -> None:
             if not told.done():
                 told.set_result(keys)
 
-        timer = self.event_loop.call_later(seconds, watch.unpark, client)
-        watch.park(client, answer, self._serving().now())
+        timer = self.event_loop.call_later(seconds, ledger.watch.unpark, client)
+        ledger.watch.park(client, answer, ledger.now())
         try:
             return await told
         finally:
@@ -175,12 +175,13 @@ class LedgerLoop:
                 self._failure = StoreUnavailable("the ledger's store cannot be opened", retry_after_seconds=2)
                 await asyncio.sleep(_OPENING_PAUSES[min(attempt, len(_OPENING_PAUSES) - 1)])
             except Exception:
+                log.exception("the ledger cannot be opened")  # nobody awaits this task, so it is told here
                 self._failure = Unavailable("the ledger could not be opened; see the log")
-                raise
+                return
             attempt += 1
         self.epoch = self._ledger.fence.epoch
         self._failure = None
-        self._take_turn()
+        self._turn = self.event_loop.call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
         """Commits a group of what is queued, and does what is due."""
@@ -191,6 +192,8 @@ class LedgerLoop:
             self._do_what_is_due()
         except BaseException:
             self._failure = Unavailable("the ledger ended; see the log")
+            while self._queue:
+                self._queue.popleft().refuse(self._failure)
             raise
 
     def _gather(self) -> list[_Submitted]:

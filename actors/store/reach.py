@@ -15,12 +15,12 @@ T = TypeVar("T")
 PATIENCE_SECONDS = 2.0
 #: After a failure nobody asks for so long.
 PAUSE_SECONDS = 1.0
-#: How long a reader waits who needs the answer: as long as a statement may take where the store is alive.
+#: How long one waits who needs the answer: as long as a statement may take where the store is alive.
 ANSWER_SECONDS = 30.0
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """What ``function`` reads from a store, in a thread. Raises ``StoreUnavailable`` where the store hangs: its driver
+    """What ``function`` asks of a store, in a thread. Raises ``StoreUnavailable`` where the store hangs: its driver
     would wait for ever, and so would the caller."""
     try:
         return await asyncio.wait_for(asyncio.to_thread(function, *arguments), ANSWER_SECONDS)

@@ -179,6 +179,14 @@ def test_a_store_of_another_version_is_not_opened_again_and_again(world: World) 
     assert world.opened == []
 
 
+def test_what_nobody_foresaw_at_the_start_is_logged_and_refused(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.failures = [ValueError("a bug")]
+    world.start()
+    world.thread.until(lambda: "a bug" in caplog.text)
+    with pytest.raises(Unavailable):
+        world.thread.operate(proposal("r0")).result(SECONDS_TO_WAIT)
+
+
 def test_a_commit_that_fails_is_told_to_its_callers_and_the_next_one_works(world: World) -> None:
     world.start()
     world.thread.answers(proposal("warm up", b"w" * 41))
