@@ -168,27 +168,47 @@ def _equal_value(case: _Case) -> Ruling | None:
         settled.add(Rule.SENSITIVE_UNCONFIRMED)
     about_it = (c for c in case.view.conflicts if c.kind is ConflictKind.REVIEW and c.subject_id == incumbent.id)
     known = {source_key(f.source) for f in (incumbent, *_evidence_of(case.view, incumbent.id))}
+    leaving, released = _parted(case, _outdone(case, incumbent))
     return Ruling(
         outcome=Outcome.CORROBORATED,
         rule=Rule.EQUAL_VALUE,
         reason=REASONS[Rule.EQUAL_VALUE],
         status=Status.CURRENT,
         incumbent_id=incumbent.id,
-        supersede=_outdone(case, incumbent),
+        supersede=tuple(sorted(leaving)),
+        release=tuple(sorted(f.id for f in released)),
+        successor_id=_follower(case, incumbent, leaving, released) if leaving else None,
         review_at=moved,
         counts=source_key(case.challenger.source) not in known,
         consequences=Consequences(withdraw=tuple(sorted(c.id for c in about_it if c.rule in settled))),
     )
 
 
-def _outdone(case: _Case, incumbent: Fact) -> tuple[str, ...]:
+def _outdone(case: _Case, incumbent: Fact) -> set[str]:
     """Facts of other values that lie ahead and are too weak to take over from a value with this new evidence."""
     ahead = [f for f in case.rivals if start(f) > case.horizon and not _same(case, f)]
     writers = {f.writer for f in ahead}
     if not _may_change(case) or not may_propose(case.rules, case.actor, incumbent.subject or "", writers):
-        return ()
-    ids = {f.id for f in ahead}
-    return tuple(sorted(ids | {f.id for f in case.view.evidence if f.corroborates in ids}))
+        return set()
+    return {f.id for f in ahead}
+
+
+def _follower(case: _Case, incumbent: Fact, leaving: set[str], released: Sequence[Fact]) -> str | None:
+    """The fact that takes over from the incumbent first, once some of those that were to have left."""
+    known = {f.id: f for f in (*case.view.current, *case.view.evidence)}
+    next_id = incumbent.superseded_by
+    while next_id in leaving:
+        leaving = leaving - {next_id}
+        next_id = known[next_id].superseded_by
+    ahead = [*released, *(f for f in known.values() if f.id == next_id)]
+    return min(ahead, key=lambda f: (start(f), first_recorded(f))).id if ahead else None
+
+
+def _parted(case: _Case, losers: set[str]) -> tuple[set[str], list[Fact]]:
+    """The losers with their evidence that leaves, and the evidence that begins later and is not outranked."""
+    evidence = [f for f in case.view.evidence if f.corroborates in losers]
+    released = [f for f in evidence if case.holds(f) and start(f) > case.horizon and not _outranks(case, f)]
+    return losers | {f.id for f in evidence if f not in released}, released
 
 
 def _may_change(case: _Case) -> bool:
@@ -310,10 +330,7 @@ def _replaced(case: _Case, weight: Weight, incumbent: Fact) -> Ruling:
     """Point 8: the losers leave with their evidence. What lies ahead takes effect on its date."""
     effective_at = case.challenger.effective_at
     ahead = effective_at if effective_at is not None and effective_at > case.now else None
-    losers = {f.id for f in case.rivals}
-    evidence = [f for f in case.view.evidence if f.corroborates in losers]
-    released = [f for f in evidence if case.holds(f) and start(f) > case.horizon and not _outranks(case, f)]
-    leaving = losers | {f.id for f in evidence if f not in released}
+    leaving, released = _parted(case, {f.id for f in case.rivals})
     settled = consequences(case.view, case.challenger, frozenset(leaving), case.rules)
     settled = replace(settled, adopt=tuple(sorted({*settled.adopt, *_adopted(case, released)})))
     return Ruling(

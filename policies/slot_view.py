@@ -120,10 +120,10 @@ class Ruling:
     evidence included, at ``takes_effect_at`` where that is given (the challenger's effective date lies ahead; until
     then mark them ``superseded_by`` only). A corroboration supersedes too: weaker facts that lay ahead, by the
     incumbent. ``release``: evidence of the losers that begins later than the challenger and stands on its own again.
-    ``successor_id``: a current fact of a later date that will supersede the challenger. ``open``: new entries for the
-    owner's list. ``join``: the open conflict that takes the challenger as evidence. ``review_at``: the incumbent's new
-    review date. ``counts``: whether a corroboration is a new source. ``inputs``: what the decision log keeps;
-    empty for what is plainly stored.
+    ``successor_id``: a current fact of a later date that will supersede the challenger; where a corroboration
+    supersedes, the incumbent. ``open``: new entries for the owner's list. ``join``: the open conflict that takes the
+    challenger as evidence. ``review_at``: the incumbent's new review date. ``counts``: whether a corroboration is a new
+    source. ``inputs``: what the decision log keeps; empty for what is plainly stored.
     """
 
     outcome: Outcome

@@ -412,6 +412,12 @@ def test_what_follows_a_fact_that_turned_out_too_weak_follows_the_one_before_it(
     holds(bench, {1: "Dana", 6: "Dana", 9: "Moe"})
 
 
+def test_strong_evidence_of_a_fact_that_turned_out_too_weak_takes_over_on_its_own_day(bench: Bench) -> None:
+    tell(bench, contact("Lee", 5, source=NOTE), contact("Lee", 8), contact("Dana", -9, source=NOTE))
+    tell(bench, contact("Dana", -1))
+    holds(bench, {1: "Dana", 6: "Dana", 9: "Lee"})
+
+
 def test_a_kept_value_is_followed_by_what_was_to_follow_it(bench: Bench) -> None:
     tell(bench, contact("Dana", -9), contact("Lee", 5), contact("Moe", 8))
     (kim,) = tell(bench, contact("Kim", -9, expires_at=at(6)))

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from muniment.policies.authority import Actor
@@ -77,6 +77,8 @@ class Slot:
             self.facts[follower] = replace(self.facts[follower], status=Status.CURRENT, corroborates=fact.id)
         for evidence in ruling.release:
             self.facts[evidence] = replace(self.facts[evidence], corroborates=None)
+        if corroborates and ruling.supersede:
+            self.facts[corroborates] = replace(self.facts[corroborates], superseded_by=ruling.successor_id)
         for loser in ruling.supersede:
             status = Status.CURRENT if ruling.takes_effect_at else Status.SUPERSEDED
             self.facts[loser] = replace(self.facts[loser], status=status, superseded_by=corroborates or fact.id)
@@ -142,8 +144,18 @@ def test_every_order_of_arrival_answers_as_of_alike(facts: list[Fact]) -> None:
     assert all(other == first for other in others)
 
 
+def dated(name: str, value: str, begins: float, kind: SourceKind) -> Fact:
+    return told(name, value, NOW, kind, effective_at=day(begins))
+
+
+WEAK, STRONG = SourceKind.AGENT_SUMMARY, SourceKind.SYSTEM_OF_RECORD
+#: A weak value that lies ahead, with evidence that is strong and begins later still.
+STRONG_LATER = [dated("f0", "B", 0, STRONG), dated("f1", "A", 2, STRONG), dated("f2", "A", 1, WEAK)]
+
+
 @settings(max_examples=60, deadline=None)
 @given(dated_facts(ending=False, ahead=True))
+@example([*STRONG_LATER, dated("f3", "B", -1, WEAK)])
 def test_what_is_current_is_what_as_of_says_now_and_later(facts: list[Fact]) -> None:
     for slot in arrivals(facts):
         for later in (day(0.5), day(10.5), day(30)):
