@@ -7,6 +7,7 @@ the caller looks at it directly. Vectors are kept in half precision here, becaus
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 import faiss
@@ -18,6 +19,7 @@ from muniment.actors.positions import Column, Positions, Shrink
 _NEIGHBOURS: Final = 32
 _LEAST_BREADTH: Final = 200  # HNSW's ef; recall@100 of 0.996 and more at 30,000 members
 _BREADTH_PER_CANDIDATE: Final = 3  # of those 0.99 are right where half of them are hidden; with 1 it is 0.94
+_faiss_threads = threading.local()
 
 
 class HnswGraph:
@@ -59,6 +61,7 @@ class HnswGraph:
 
     def insert(self, vectors: NDArray[np.float32]) -> None:
         """Adds the vectors (m, d) of the members that were claimed last."""
+        _one_thread()
         self._index.add(vectors)
 
     def forget(self, positions: NDArray[np.int64]) -> None:
@@ -86,6 +89,7 @@ class HnswGraph:
     def search(self, query: NDArray[np.float32], wanted: int) -> tuple[NDArray[np.int64], float]:
         """Positions of about ``wanted`` covered members near ``query`` (1, d), in no order, and the floor: each covered
         member whose inner product is above it is among them, as far as the graph can tell (-inf: all are)."""
+        _one_thread()
         parameters = faiss.SearchParametersHNSW(efSearch=self.breadth(wanted))
         scores, nodes = self._index.search(query, self._fetched(wanted), params=parameters)
         found = nodes[0][nodes[0] >= 0]
@@ -95,3 +99,10 @@ class HnswGraph:
 
     def _fetched(self, wanted: int) -> int:
         return min(self.nodes, wanted * self.nodes // max(1, self.nodes - self.dead) + 1)
+
+
+def _one_thread() -> None:
+    """OpenMP keeps its number of threads per calling thread, so each caller's thread must be told once."""
+    if not getattr(_faiss_threads, "told", False):
+        faiss.omp_set_num_threads(1)
+        _faiss_threads.told = True

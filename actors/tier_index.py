@@ -13,14 +13,15 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from muniment.actors.hnsw_graph import HnswGraph
 from muniment.actors.positions import Positions, Shrink
+
+if TYPE_CHECKING:
+    from muniment.actors.hnsw_graph import HnswGraph
 
 Kind = Literal["auto", "flat", "hnsw"]
 Hits = tuple[NDArray[np.int64], NDArray[np.float32]]
@@ -39,9 +40,9 @@ _GATHERED_BELOW: Final = 0.25  # share of members below which their rows are cop
 _BUILD_STEP: Final = 64  # vectors copied out under the lock at a time
 _MEND_STEP: Final = 8  # vectors inserted under the lock at a time: a few milliseconds
 _MEND_PAUSE_SECONDS: Final = 0.001  # lets a waiting search take the lock between two steps
+_NORMED_AT_ONCE: Final = 256  # rows of which double-precision copies stay in the processor's cache
 
 _building = threading.Semaphore(1)  # one build at a time in a process, however many tenants grow at once
-_faiss_threads = threading.local()
 
 
 class TierIndex:
@@ -156,11 +157,13 @@ class TierIndex:
         rows: NDArray[np.float32] = np.array(vectors, np.float32, order="C")
         if rows.shape != (count, self.dimension):
             raise ValueError(f"vectors have the shape {rows.shape}, not {(count, self.dimension)}")
-        wide = rows.astype(np.float64)
-        lengths = np.sqrt(np.vecdot(wide, wide))[:, np.newaxis]
-        if not (np.isfinite(lengths) & (lengths > 0)).all():
-            raise ValueError("a vector is zero or not finite")
-        rows /= lengths
+        for start in range(0, count, _NORMED_AT_ONCE):
+            part = rows[start : start + _NORMED_AT_ONCE]
+            wide = part.astype(np.float64)
+            lengths = np.sqrt(np.vecdot(wide, wide))[:, np.newaxis]
+            if not (np.isfinite(lengths) & (lengths > 0)).all():
+                raise ValueError("a vector is zero or not finite")
+            part /= lengths
         return rows
 
     def _store(self, positions: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
@@ -209,7 +212,6 @@ class TierIndex:
         wanted = math.ceil(_SPARE * k * members / visible)
         if graph.breadth(wanted) * _STEP_COST > visible:
             return None
-        _one_thread()
         candidates, floor = graph.search(query, wanted)
         candidates = np.concatenate([candidates, graph.uncovered_positions()])
         if mask is not None:
@@ -246,7 +248,6 @@ class TierIndex:
 
     def _upkeep(self) -> None:
         try:
-            _one_thread()
             while True:
                 with self._lock:
                     upkeep = self._next_upkeep()
@@ -265,6 +266,8 @@ class TierIndex:
     def _build(self) -> None:
         """Builds a graph of all members beside the one in use, which it then takes the place of. Both hear of what
         leaves or changes meanwhile; what comes meanwhile is uncovered in both until its turn."""
+        from muniment.actors.hnsw_graph import HnswGraph  # Faiss takes 0.1 s to import, and few tenants need a graph
+
         graph = HnswGraph(self.dimension, self.positions)
         try:
             while True:
@@ -292,10 +295,3 @@ class TierIndex:
                     return
                 graph.insert(self._rows[claimed])
             time.sleep(_MEND_PAUSE_SECONDS)
-
-
-def _one_thread() -> None:
-    """OpenMP keeps its number of threads per calling thread, so each caller's thread must be told once."""
-    if not getattr(_faiss_threads, "told", False):
-        faiss.omp_set_num_threads(1)
-        _faiss_threads.told = True

@@ -26,7 +26,6 @@ from muniment.actors.store.tenure import Role, begin, read_role
 from muniment.actors.wire import pack, unpack
 from muniment.cluster import telemetry
 from muniment.cluster.handles import WorkerPool
-from muniment.cluster.ledger_actor import create_ledger
 from muniment.cluster.naming import actor_name
 from muniment.cluster.ray_metrics import set_up
 from muniment.cluster.roster import Members, Roster, Shards
@@ -227,6 +226,8 @@ def create_actor(settings: Settings, kind: Kind, number: int) -> None:
     """Makes a named actor where it is not there yet. It restarts until it is stopped."""
     name, namespace = actor_name(kind, number), settings.ray.namespace
     if kind == "ledger":
+        from muniment.cluster.ledger_actor import create_ledger  # a shard's process makes none
+
         url = settings.store_url("effects")
         create_ledger(url, number, namespace=namespace, name=name, scheduling_strategy=SPREAD, settings=settings)
         return
@@ -236,7 +237,9 @@ def create_actor(settings: Settings, kind: Kind, number: int) -> None:
         get_if_exists=True,
         lifetime="detached",
         max_restarts=-1,
-        max_task_retries=0,
+        # What its process's death interrupts, and what comes before the next one is there, waits in Ray's queue: a call
+        # that fails is told so only up to a second later. Of workers and routers another one may answer at once.
+        max_task_retries=1 if kind == "shard" else 0,
         max_concurrency=10_000,
         scheduling_strategy=SPREAD,
         num_cpus=0,

@@ -16,7 +16,7 @@ from muniment.actors.metrics import (
     RESERVATIONS,
     Levels,
 )
-from muniment.actors.store import conflict_store, effect_store
+from muniment.actors.store import conflict_store
 from muniment.actors.store.decision_log import microseconds
 from muniment.policies.model import ConflictKind
 
@@ -44,6 +44,7 @@ def conflict_levels(engine: sa.Engine, clock: Clock = system_clock) -> Read:
 
 def reservation_levels(engine: sa.Engine, clock: Clock = system_clock) -> Read:
     """Of the effects' store: how many keys are held, and for how long the longest."""
+    from muniment.actors.store import effect_store  # a shard's process does without
 
     def read() -> Levels:
         now = microseconds(clock())

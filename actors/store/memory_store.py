@@ -217,16 +217,18 @@ def list_facts(
 
 def indexed_facts(connection: sa.Connection, company: str, ids: Sequence[str] | None = None) -> Iterator[Stored]:
     """What the indexes of a company hold (of it these facts), in the order of recording."""
+    f, v = t.facts.c, t.vectors.c
     query = (
-        sa.select(t.facts, t.vectors.c.vector, t.vectors.c.features)
-        .join(t.vectors, t.vectors.c.fact_id == t.facts.c.id)
-        .where(t.facts.c.company == company, t.facts.c.tier.is_not(None))
-        .order_by(t.facts.c.id)
+        sa.select(f.body, f.tier, f.usage, v.vector, v.features, f.changes)
+        .join(t.vectors, v.fact_id == f.id)
+        .where(f.company == company, f.tier.is_not(None))
+        .order_by(f.id)
     )
     for part in [None] if ids is None else _lists(ids):
-        some = query if part is None else query.where(t.facts.c.id.in_(part))
-        for row in connection.execute(some, execution_options={"yield_per": 1000}):
-            yield Stored(_fact(row), Tier(row.tier), row.usage, bytes(row.vector), _bytes(row.features), row.changes)
+        some = query if part is None else query.where(f.id.in_(part))
+        for body, tier, usage, vector, features, changes in connection.execute(some.execution_options(yield_per=1000)):
+            fact = fact_from_dict(unpack(body))
+            yield Stored(fact, Tier(tier), usage, bytes(vector), _bytes(features), changes)
 
 
 def indexed_changes(connection: sa.Connection, company: str) -> dict[str, int]:

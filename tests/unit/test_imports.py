@@ -73,8 +73,9 @@ def test_the_client_imports_neither_ray_nor_torch_nor_the_store(statement: str) 
 
 
 def test_a_shards_process_imports_no_more_than_it_needs() -> None:
-    """A restart waits for its imports: no HTTP client, no models, nothing of the API."""
+    """A restart waits for its imports: no HTTP client, no models, no Faiss yet, nothing of the API or the ledger."""
     code = "import sys, muniment.cluster.actor_classes; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    needless = ("httpx", "torch", "onnxruntime", "alembic", "fastapi", "muniment.cluster.endpoints", "ray.serve")
-    assert not {name for name in loaded if name.startswith(needless)}
+    libraries = ("httpx", "torch", "onnxruntime", "alembic", "fastapi", "faiss", "ray.serve")
+    ours = ("muniment.cluster.endpoints", "muniment.cluster.ledger", "muniment.actors.dedupe_ledger")
+    assert not {name for name in loaded if name.startswith(libraries + ours)}
