@@ -16,7 +16,7 @@ from typing import Any, Final
 import re2
 
 from muniment.policies.model import nfc
-from muniment.policies.terms import JOINERS, STOP_WORDS, TOKEN, fold_accents, word_set
+from muniment.policies.terms import JOINERS, MAX_TERM_CHARACTERS, STOP_WORDS, TOKEN, fold_accents, word_set
 
 MAX_ENTITIES: Final = 128
 """Entities of one text; what follows is left out."""
@@ -136,9 +136,10 @@ def _keep_tokens(text: str, found: dict[str, None]) -> None:
     end = 0
 
     def close() -> None:
-        _keep_name(run, run_starts_sentence, text[end : end + 1], found)
-        run.clear()
-        particles.clear()
+        if run:
+            _keep_name(run, run_starts_sentence, text[end : end + 1], found)
+            run.clear()
+            particles.clear()
 
     for match in TOKEN.finditer(text):
         if len(found) >= MAX_ENTITIES:
@@ -149,9 +150,11 @@ def _keep_tokens(text: str, found: dict[str, None]) -> None:
         if run and (gap != " " or len(run) >= _MAX_RUN):
             close()
         end = match.end()
-        if _is_identifier(word, starts_sentence) or word.isdigit():
+        code = _code_of(word, starts_sentence)
+        if code is not None:
             close()
-            _keep(found, _POSSESSIVE.sub("", word))
+            if code and len(found) < MAX_ENTITIES:
+                found[code] = None
         elif _is_capitalised(word):
             if not run:
                 run_starts_sentence = starts_sentence
@@ -183,6 +186,21 @@ def _keep_name(run: list[str], starts_sentence: bool, following: str, found: dic
     plain = len(run) == 1 and starts_sentence and name == run[0] and following != ":" and not name[1:].isupper()
     if len(name) > 1 and not plain:
         _keep(found, name)
+
+
+def _code_of(word: str, starts_sentence: bool) -> str | None:
+    """The normalised entity that an identifier or a number is; None for any other word."""
+    # Texts repeat their words; what is too long to be one is not worth remembering.
+    return (_known_code if len(word) <= MAX_TERM_CHARACTERS else _find_code)(word, starts_sentence)
+
+
+def _find_code(word: str, starts_sentence: bool) -> str | None:
+    if _is_identifier(word, starts_sentence) or word.isdigit():
+        return normalise_entity(_POSSESSIVE.sub("", word))
+    return None
+
+
+_known_code = lru_cache(maxsize=32_768)(_find_code)
 
 
 def _is_capitalised(word: str) -> bool:
