@@ -29,6 +29,8 @@ from tests.stores import postgres_server
 #: Small tiers, so that they are full early and memory has no reason to grow after that.
 SMALL_TIERS = {"MUNIMENT_MEMORY__L1_CAPACITY": "50", "MUNIMENT_MEMORY__L2_CAPACITY": "200"}
 FULL_TIERS = 300
+#: Facts of one request before the load: more would keep the next tenant's waiting until they are refused.
+_TOLD_AT_ONCE = 100
 _SPREAD = {
     "MUNIMENT_MEMORY__SHARDS": "4",
     "MUNIMENT_EFFECTS__LEDGERS": "2",
@@ -138,7 +140,8 @@ class World:
         async def tell(tenant: int) -> None:
             facts = [workload.loose_fact(self.lines, n) for n in range(self.options.prefill)]
             async with room:
-                await self.target.send(tenant, REQUESTS.remember(facts), 300)
+                for start in range(0, len(facts), _TOLD_AT_ONCE):
+                    await self.target.send(tenant, REQUESTS.remember(facts[start : start + _TOLD_AT_ONCE]), 300)
 
         await asyncio.gather(*(tell(tenant) for tenant in range(self.options.tenants)))
 
