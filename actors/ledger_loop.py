@@ -232,8 +232,7 @@ class LedgerLoop:
         try:
             results = ledger.execute([item for submitted in group for item in submitted.operations])
         except Fenced as error:
-            log.error("this ledger was replaced: %s", error)
-            self._failure = error
+            self._stand_down(ledger, error)
             lost, reason = error, "fenced"
         except sa.exc.SQLAlchemyError as error:
             log.error("the ledger's store did not commit: %s", error)
@@ -250,6 +249,12 @@ class LedgerLoop:
         self._observe(COMMIT_FAILURES, 1, store="effects", reason=reason)
         for submitted in group:
             submitted.refuse(lost)
+
+    def _stand_down(self, ledger: DedupeLedger, error: Fenced) -> None:
+        """Another instance decides now: who waits for a key here is to ask there."""
+        log.error("this ledger was replaced: %s", error)
+        self._failure = error
+        ledger.watch.free_those(lambda _: True)
 
     def _answer(self, group: list[_Submitted], results: list[Result]) -> None:
         self.groups += 1
@@ -271,6 +276,8 @@ class LedgerLoop:
         more = False
         try:
             more = ledger.keep_house(_SLICE) >= _SLICE
-        except (sa.exc.SQLAlchemyError, Fenced) as error:
+        except Fenced as error:
+            self._stand_down(ledger, error)
+        except sa.exc.SQLAlchemyError as error:
             log.warning("housekeeping has to wait: %s", error)
         self._house_at = time.monotonic() + (HOUSEKEEPING_SECONDS / 50 if more else HOUSEKEEPING_SECONDS)

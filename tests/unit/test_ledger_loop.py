@@ -213,6 +213,18 @@ def test_a_replaced_ledger_refuses_for_good(world: World) -> None:
             call().result(SECONDS_TO_WAIT)
 
 
+def test_who_waits_at_a_replaced_ledger_is_told_to_ask_again(world: World) -> None:
+    world.start()
+    world.thread.answers(proposal("r0"))
+    assert world.thread.answers(proposal("r1", waits=True), client="waits") == [None]
+    poll = world.thread.poll("waits", seconds=3_600)
+    world.thread.until(lambda: world.loop.parked == 1)
+    DedupeLedger(world.engine, "ledger-0").close()
+    with pytest.raises(Fenced):
+        world.thread.answers(proposal("r2"))
+    assert poll.result(SECONDS_TO_WAIT) == [b"k" * 41]
+
+
 def test_a_full_queue_refuses(world: World) -> None:
     world.start(max_queued=3)
     world.thread.answers(proposal("warm up", b"w" * 41))
