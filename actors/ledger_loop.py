@@ -30,6 +30,7 @@ from muniment.actors.metrics import (
     Observe,
     unobserved,
 )
+from muniment.actors.store.engine import told_by
 from muniment.policies.errors import (
     ConfigurationError,
     Fenced,
@@ -171,7 +172,7 @@ class LedgerLoop:
                 self._failure = error
                 return
             except sa.exc.SQLAlchemyError as error:
-                log.warning("the ledger's store cannot be opened: %s", error)
+                log.warning("the ledger's store cannot be opened: %s", told_by(error))
                 self._failure = StoreUnavailable("the ledger's store cannot be opened", retry_after_seconds=2)
                 await asyncio.sleep(_OPENING_PAUSES[min(attempt, len(_OPENING_PAUSES) - 1)])
             except Exception:
@@ -235,7 +236,7 @@ class LedgerLoop:
             self._stand_down(ledger, error)
             lost, reason = error, "fenced"
         except sa.exc.SQLAlchemyError as error:
-            log.error("the ledger's store did not commit: %s", error)
+            log.error("the ledger's store did not commit: %s", told_by(error))
             lost, reason = StoreUnavailable("the store did not commit", retry_after_seconds=1), "store"
         except Exception as error:
             log.exception("a batch failed in a way nobody foresaw")
@@ -279,5 +280,5 @@ class LedgerLoop:
         except Fenced as error:
             self._stand_down(ledger, error)
         except sa.exc.SQLAlchemyError as error:
-            log.warning("housekeeping has to wait: %s", error)
+            log.warning("housekeeping has to wait: %s", told_by(error))
         self._house_at = time.monotonic() + (HOUSEKEEPING_SECONDS / 50 if more else HOUSEKEEPING_SECONDS)

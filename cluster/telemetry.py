@@ -78,7 +78,8 @@ def span(name: str, carriers: Sequence[Carrier] | None = None) -> Iterator[Span]
                 _mark(current, error)
                 raise
             except BaseException as error:
-                current.record_exception(error)
+                # Its message may quote a user; the log has it.
+                current.set_attribute(_ERROR, type(error).__name__)
                 current.set_status(Status(StatusCode.ERROR))
                 raise
     finally:

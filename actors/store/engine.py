@@ -107,7 +107,7 @@ def open_engine(url: str) -> sa.Engine:
 
 
 def _open_sqlite(address: sa.URL) -> sa.Engine:
-    engine = sa.create_engine(address, connect_args={"check_same_thread": False})
+    engine = sa.create_engine(address, connect_args={"check_same_thread": False}, hide_parameters=True)
 
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, _record: Any) -> None:
@@ -142,7 +142,9 @@ def _open_postgresql(address: sa.URL) -> sa.Engine:
         "tcp_user_timeout": 15_000,
         "options": f"{_SESSION} {given if isinstance(given, str) else ' '.join(given)}",
     }
-    return sa.create_engine(address, connect_args=connect_args, isolation_level="REPEATABLE READ", **_POOL)
+    return sa.create_engine(
+        address, connect_args=connect_args, isolation_level="REPEATABLE READ", hide_parameters=True, **_POOL
+    )
 
 
 def writing(engine: sa.Engine) -> sa.Engine:
@@ -178,6 +180,12 @@ def available() -> Iterator[None]:
         raise StoreUnavailable(
             f"the store did not answer: {error.__class__.__name__}", retry_after_seconds=1
         ) from error
+
+
+def told_by(error: sa.exc.SQLAlchemyError) -> str:
+    """What the database said, in a line, for a log: what PostgreSQL adds may quote a row, and so a user's text."""
+    said = getattr(error, "orig", None) or error
+    return f"{type(said).__name__}: {str(said).partition(chr(10))[0]}"
 
 
 def cursor_of(connection: sa.Connection) -> Any:

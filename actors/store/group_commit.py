@@ -22,7 +22,7 @@ from muniment.actors.metrics import (
     Observe,
     unobserved,
 )
-from muniment.actors.store.engine import cursor_of, driver_errors, writing
+from muniment.actors.store.engine import cursor_of, driver_errors, told_by, writing
 from muniment.actors.store.tenure import Fence
 from muniment.policies.errors import Fenced, MunimentError, Overloaded, StoreUnavailable
 
@@ -182,7 +182,7 @@ class GroupCommitter:
             self._observe(COMMIT_FAILURES, 1, store="memory", reason="fenced")
             self.fenced = True
         except sa.exc.SQLAlchemyError as error:
-            log.warning("the store does not answer: %s", error)
+            log.warning("the store does not answer: %s", told_by(error))
             self.reachable = False
         else:
             self.reachable = True
@@ -197,7 +197,7 @@ class GroupCommitter:
             self.fenced, reason = True, "fenced"
         elif isinstance(error, sa.exc.SQLAlchemyError):
             reason = "store"
-            log.error("the store did not commit: %s", error)
+            log.error("the store did not commit: %s", told_by(error))
             self.reachable = not isinstance(error, (sa.exc.OperationalError, sa.exc.InterfaceError))
             known = "to repeat it with its key is safe" if began else "nothing was stored"
             error = StoreUnavailable(f"the store did not commit; {known}", retry_after_seconds=1)

@@ -16,7 +16,7 @@ from muniment.actors.clock import ForwardClock
 from muniment.actors.ids import new_id
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.decision_log import Decision, DecisionLog, microseconds
-from muniment.actors.store.engine import create_schema, open_engine
+from muniment.actors.store.engine import create_schema, open_engine, told_by
 from muniment.actors.store.group_commit import GroupCommitter
 from muniment.actors.store.tenure import Fence
 from muniment.actors.wire import fact_from_dict, fact_to_dict, pack, unpack
@@ -131,6 +131,18 @@ def test_answers_come_after_the_commit_and_after_what_follows_it(engine: sa.Engi
     committer.close()
     with pytest.raises(StoreUnavailable):
         committer.submit(insert)
+
+
+def test_what_a_user_wrote_is_not_in_what_a_store_refuses(engine: sa.Engine) -> None:
+    row = {"company": "acme", "key": "k", "body_hash": b"", "expires_at": 0, "answer": b"Dana moved to Lisbon"}
+    with engine.begin() as connection:
+        connection.execute(t.requests.insert().values(row))
+    with pytest.raises(sa.exc.IntegrityError) as caught, engine.begin() as connection:
+        connection.execute(t.requests.insert(), [row])
+    assert "Dana" not in str(caught.value)
+    assert "UNIQUE" in told_by(caught.value).upper()
+    detailed = sa.exc.DataError("INSERT", {}, Exception("a row is wrong\nDETAIL:  Failing row contains (Dana)."))
+    assert told_by(detailed) == "Exception: a row is wrong"
 
 
 def test_the_queue_is_bounded(engine: sa.Engine) -> None:

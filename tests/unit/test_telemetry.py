@@ -60,6 +60,16 @@ def test_an_error_of_ours_marks_the_span_with_its_code(exported: InMemorySpanExp
     assert not span.status.is_ok
 
 
+def test_the_message_of_an_error_nobody_foresaw_stays_out_of_the_span(exported: InMemorySpanExporter) -> None:
+    with pytest.raises(ValueError, match="Dana"):
+        asyncio.run(remember(ValueError("Dana moved to Lisbon")))
+    (span,) = exported.get_finished_spans()
+    assert span.attributes is not None
+    assert span.attributes["muniment.error"] == "ValueError"
+    assert not span.status.is_ok
+    assert "Dana" not in span.to_json()
+
+
 def test_a_call_to_another_process_hangs_below_its_caller(exported: InMemorySpanExporter) -> None:
     with telemetry.span("recall"):
         carried = telemetry.carrier()
