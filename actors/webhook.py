@@ -144,6 +144,9 @@ class WebhookSender:
             except MunimentError as error:
                 log.warning("messages to owners wait: %s", error.detail)
                 pause = _IDLE_SECONDS
+            except Exception:
+                log.exception("messages to owners wait, for a reason that nobody foresaw")
+                pause = _IDLE_SECONDS
             self._wake.wait(pause)
 
     def _send_due(self) -> float:
@@ -213,5 +216,5 @@ class WebhookSender:
         try:
             with self._client.stream("POST", url, content=body, headers=headers) as answer:
                 return None if answer.is_success else f"status {answer.status_code}"
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ValueError) as error:  # a name that is none cannot be looked up either
             return type(error).__name__

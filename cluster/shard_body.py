@@ -46,6 +46,6 @@ def _webhooks(settings: Settings) -> WebhookOptions | None:
 
     return WebhookOptions(
         secret=webhooks.secret.get_secret_value().encode(),
-        hosts=frozenset(webhooks.hosts),
+        hosts=frozenset(host.lower() for host in webhooks.hosts),
         timeout_seconds=webhooks.timeout_seconds,
     )

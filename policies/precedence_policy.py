@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -70,8 +71,14 @@ def _proposer(text: str) -> str:
 
 
 def _webhook(text: str) -> str:
-    if not text.lower().startswith(("https://", "http://")):
-        raise ValueError("must be an http or https address")
+    try:
+        address = urlsplit(text)
+        host = (address.hostname or "").encode("idna")
+        known = address.scheme in ("http", "https") and bool(host) and address.port != 0
+    except ValueError:  # a port that is no number, a part of the name that is empty or too long
+        known = False
+    if not known:
+        raise ValueError("must be an http or https address of a host")
     return text
 
 

@@ -129,6 +129,9 @@ def test_due_dates() -> None:
         ({"default_owner": "  "}, "/default_owner", "must not be empty"),
         ({"sensitive_fields": ["x"] * 501}, "/sensitive_fields", "at most 500"),
         ({"escalation": {"webhook": "file:///etc"}}, "/escalation/webhook", "http or https"),
+        ({"escalation": {"webhook": "http:///hook"}}, "/escalation/webhook", "of a host"),
+        ({"escalation": {"webhook": "http://a..b/"}}, "/escalation/webhook", "of a host"),
+        ({"escalation": {"webhook": "http://a:port/"}}, "/escalation/webhook", "of a host"),
         ([], "", "valid dictionary"),
     ],
 )

@@ -166,6 +166,23 @@ def test_a_conflict_that_has_ended_is_told_nobody_and_another_host_nothing(bench
     assert receiver.came.empty()
 
 
+def test_an_address_that_cannot_be_one_keeps_nobody_else_from_being_told(bench: Bench, receiver: Receiver) -> None:
+    bench.policy(escalation={"webhook": receiver.url})
+    asyncio.run(bench.tell(contact("Dana")))
+    (lee,) = asyncio.run(bench.tell(contact("Lee")))
+    receiver.next()
+    until_waiting(bench, 0)
+    message = {"company": "acme", "role": "shard-0", "event": "conflict.opened", "conflict_id": lee["conflict_id"]}
+    with bench.engine.begin() as connection:
+        wrong = outbox_store.Message(id="m_0", next_at=bench.now, url="http://a..b/", **message)
+        assert outbox_store.add(connection, [wrong]) == 0
+    for value in ("Dana", "Lee"):
+        asyncio.run(bench.tell(contact(value, subject="Borealis")))
+    receiver.next()
+    (row,) = until_waiting(bench, 1)
+    assert (row.id, row.attempts) == ("m_0", 1)
+
+
 def test_of_a_personal_conflict_only_its_being_there_is_told(bench: Bench, receiver: Receiver) -> None:
     bench.policy(escalation={"webhook": receiver.url})
     mine = {"scope": "personal", "user": "ana"}
