@@ -22,6 +22,7 @@ from muniment.actors.index_check import differing
 from muniment.actors.loaded_tenants import LoadedTenants
 from muniment.actors.metrics import (
     COMPANIES_LOADED,
+    ESSENTIAL_KEPT,
     ESSENTIAL_OVERFLOW,
     EVICTIONS,
     GATE_DECISIONS,
@@ -466,5 +467,6 @@ class MemoryShard:
     def _tell(self, written: Written) -> None:
         for tier, count in written.evictions.items():
             self._observe(EVICTIONS, count, tier=tier.value)
+        self._observe(ESSENTIAL_KEPT, written.overflowed)
         for result in written.answer.get("results", ()):
             self._observe(OUTCOMES, 1, outcome=result["outcome"])

@@ -111,6 +111,17 @@ ESSENTIAL_OVERFLOW = Metric(
     kind=Kind.GAUGE,
     what="Essential facts that L2 holds above its capacity, in loaded companies.",
 )
+ESSENTIAL_KEPT = Metric(
+    name="muniment_essential_kept_total",
+    kind=Kind.COUNTER,
+    what="Essential facts that a full L2 took in above its capacity.",
+)
+ACTORS_WANTED = Metric(
+    name="muniment_actors_wanted",
+    kind=Kind.GAUGE,
+    what="How many shards and ledgers there are to be.",
+    labels={"kind": ("shard", "ledger")},
+)
 CONFLICTS_OPEN = Metric(
     name="muniment_conflicts_open",
     kind=Kind.GAUGE,

@@ -78,12 +78,13 @@ class Policies(Protocol):
 @dataclass(slots=True)
 class Written:
     """A write's answer, what it does to the indexes once it is committed, whether owners are told outside,
-    and how many facts each tier gave up."""
+    how many facts each tier gave up, and how many essential ones L2 took in above its capacity."""
 
     answer: Record
     changes: Changes = field(default_factory=Changes)
     told_outside: bool = False
     evictions: dict[Tier, int] = field(default_factory=dict)
+    overflowed: int = 0
 
 
 class SlotWriter:
@@ -327,7 +328,8 @@ class SlotWriter:
         features = tenant.features_of(incoming)
         overflow = tenant.overflow
         placement = tenant.plan_add(incoming, written.changes)
-        if placement.overflow > overflow:
+        written.overflowed = max(0, placement.overflow - overflow)
+        if written.overflowed:
             book.log(
                 "eviction",
                 "essential_kept",

@@ -258,6 +258,7 @@ class Tenant:
                     self._unkept.append(resident)
         for tier, residents in entering.items():
             self.spaces[tier].add(residents)
+        self.overflow = max(0, len(self._members[Tier.L2]) - self._capacities[Tier.L2])
 
     def refill(self, stored: Iterable[Stored], gone: Iterable[str]) -> None:
         """Takes what the store says by now of these facts, and that others are indexed no more; for a tenant that

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from muniment.actors.clock import Clock, system_clock
 from muniment.actors.metrics import (
+    ACTORS_WANTED,
     AGE_NAMES,
     CONFLICTS_OPEN,
     CONFLICTS_OVERDUE,
@@ -18,7 +19,9 @@ from muniment.actors.metrics import (
 )
 from muniment.actors.store import conflict_store
 from muniment.actors.store.decision_log import microseconds
+from muniment.actors.store.tenure import read_role
 from muniment.policies.model import ConflictKind
+from muniment.policies.partitioning import Divided
 
 #: Reads what gauges show now.
 Read = Callable[[], Levels]
@@ -38,6 +41,16 @@ def conflict_levels(engine: sa.Engine, clock: Clock = system_clock) -> Read:
             for age in AGE_NAMES:
                 yield CONFLICTS_OPEN, counts.get((kind.value, age), 0), {"kind": kind.value, "age": age}
             yield CONFLICTS_OVERDUE, overdue[kind.value], {"kind": kind.value}
+
+    return read
+
+
+def wanted_levels(engine: sa.Engine, kind: Divided) -> Read:
+    """How many of a kind there are to be. Each of them tells, because one that is away cannot."""
+
+    def read() -> Levels:
+        with engine.connect() as connection:
+            yield ACTORS_WANTED, len(read_role(connection, kind).needed), {"kind": kind}
 
     return read
 

@@ -99,6 +99,11 @@ class Bench:
             query = sa.select(t.conflicts).where(t.conflicts.c.status == status).order_by(t.conflicts.c.id)
             return list(connection.execute(query))
 
+    def evictions(self) -> int:
+        with self.engine.connect() as connection:
+            kinds = sa.select(sa.func.count()).where(t.decisions.c.kind == "eviction")
+            return int(connection.execute(kinds).scalar_one())
+
     def statuses(self) -> dict[str, str]:
         with self.engine.connect() as connection:
             return {row.id: row.status for row in connection.execute(sa.select(t.facts))}
@@ -379,7 +384,13 @@ def test_slotless_facts_leave_for_good_and_facts_of_slots_stay_in_the_store(stor
         bench.shard.close()
         bench.start()
         await bench.shard.warm("acme", DIMENSION)
-        assert (await bench.shard.stats())["facts"] == {"L1": 10, "L2": 30}
+        stats = await bench.shard.stats()
+        assert stats["facts"] == {"L1": 10, "L2": 30}
+        assert stats["essential_overflow"] == 10
+        # What has not grown since it was read again is not logged as growth.
+        grown = bench.evictions()
+        assert (await bench.tell(contact("Moe")))[0]["outcome"] == "held"
+        assert bench.evictions() == grown > 0
 
     run(scenario())
     bench.close()

@@ -24,8 +24,9 @@ from muniment.actors.router import Router
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.engine import create_schema, open_engine, sqlite_url
 from muniment.actors.store.group_commit import GroupCommitter
-from muniment.actors.store.levels import conflict_levels, reservation_levels
+from muniment.actors.store.levels import conflict_levels, reservation_levels, wanted_levels
 from muniment.actors.store.policy_book import PolicyBook
+from muniment.actors.store.tenure import begin, want
 from muniment.cluster.endpoints import ENDPOINTS, Services
 from muniment.cluster.metrics import HTTP_SECONDS, METRICS, document, series
 from muniment.cluster.naming import OTHER, PREFIX
@@ -125,6 +126,7 @@ def test_a_shard_tells_of_its_gate_its_tiers_and_what_leaves_them(stores: Stores
     assert seen.of(m.TIER_FACTS, tier="L1") == [sizes["L1"]]
     assert seen.of(m.TIER_FACTS, tier="L2") == [sizes["L2"]]
     assert seen.of(m.ESSENTIAL_OVERFLOW) == [max(0, sizes["L2"] - 4)]
+    assert sum(seen.of(m.ESSENTIAL_KEPT)) == 1
     assert seen.of(m.COMPANIES_LOADED) == [1]
     bench.close()
 
@@ -195,6 +197,19 @@ def test_a_group_that_is_not_committed_is_counted_with_the_reason(tmp_path: Path
     gate.set()
     committer.close()
     assert seen.of(m.REFUSED, queue="memory_writes") == [1]
+    engine.dispose()
+
+
+def test_how_many_are_wanted_is_what_the_store_says(tmp_path: Path, seen: Seen) -> None:
+    engine = open_engine(sqlite_url(tmp_path / "memory.db"))
+    create_schema(engine, t.TABLES)
+    with engine.begin() as connection:
+        begin(connection, "shard", 2)
+    for wanted in (2, 3):
+        with engine.begin() as connection:
+            want(connection, "shard", wanted)
+        seen.read(wanted_levels(engine, "shard")())
+    assert seen.of(m.ACTORS_WANTED, kind="shard") == [2, 3]
     engine.dispose()
 
 
