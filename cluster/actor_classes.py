@@ -13,7 +13,6 @@ from muniment.actors.embedding import (
     CPU_BATCH,
     GPU_BATCH,
     SentenceTransformerEmbedder,
-    gpu_possible,
     pick_device,
 )
 from muniment.actors.memory_shard import MemoryShard
@@ -21,7 +20,7 @@ from muniment.actors.metrics import Observe, unobserved
 from muniment.actors.model_worker import MAX_WAIT_SECONDS, ModelWorker
 from muniment.actors.router import Router
 from muniment.actors.store.engine import available, open_engine, writing
-from muniment.actors.store.levels import Read, conflict_levels
+from muniment.actors.store.levels import Read, conflict_levels, wanted_levels
 from muniment.actors.store.tenure import Role, begin, read_role
 from muniment.actors.wire import pack, unpack
 from muniment.cluster import telemetry
@@ -123,8 +122,9 @@ class ShardActor(_Actor[MemoryShard]):
 
     def levels(self, body: MemoryShard) -> list[Read]:
         # What the store holds is the same for all shards: one tells of it.
-        store = [conflict_levels(open_engine(self._settings.store_url("memory")))] if self._number == 0 else []
-        return [body.levels, *store]
+        engine = open_engine(self._settings.store_url("memory"))
+        store = [conflict_levels(engine)] if self._number == 0 else []
+        return [body.levels, wanted_levels(engine, "shard"), *store]
 
 
 class RouterActor(_Actor[Router]):
@@ -162,11 +162,10 @@ def open_worker(
     """
     from muniment.actors.onnx_models import builds
 
-    on_cpu = workers.device == "cpu" or (workers.device == "auto" and not gpu_possible())
     wanted: list[tuple[ModelKind, str]] = [("embedder", workers.model)]
     if workers.reranker != NO_MODEL:
         wanted.append(("reranker", workers.reranker))
-    exported = workers.runtime == "onnx" or (workers.runtime == "auto" and on_cpu)
+    exported = workers.exported()
     if exported:
         with suppress(ModelUnavailable):  # together at the price of one; what fails is tried, and told, by itself
             builds(wanted, workers.cache_dir)
@@ -228,8 +227,15 @@ def create_actor(settings: Settings, kind: Kind, number: int) -> None:
     if kind == "ledger":
         from muniment.cluster.ledger_actor import create_ledger  # a shard's process makes none
 
-        url = settings.store_url("effects")
-        create_ledger(url, number, namespace=namespace, name=name, scheduling_strategy=SPREAD, settings=settings)
+        create_ledger(
+            settings.store_url("effects"),
+            number,
+            namespace=namespace,
+            name=name,
+            resources=settings.ray.placement(),
+            scheduling_strategy=SPREAD,
+            settings=settings,
+        )
         return
     ray.remote(_CLASSES[kind]).options(
         name=name,
@@ -244,6 +250,7 @@ def create_actor(settings: Settings, kind: Kind, number: int) -> None:
         scheduling_strategy=SPREAD,
         num_cpus=0,
         num_gpus=settings.workers.gpus_per_worker if kind == "worker" else 0,
+        resources=settings.ray.placement(),
     ).remote(settings, number)
 
 

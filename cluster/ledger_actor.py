@@ -15,7 +15,7 @@ from muniment.actors.ledger_loop import LedgerLoop
 from muniment.actors.ledger_ops import Result, pack_results, unpack_ops
 from muniment.actors.metrics import unobserved
 from muniment.actors.store.engine import open_engine
-from muniment.actors.store.levels import reservation_levels
+from muniment.actors.store.levels import reservation_levels, wanted_levels
 from muniment.actors.wire import pack
 from muniment.cluster import telemetry
 from muniment.cluster.naming import actor_name
@@ -39,7 +39,9 @@ class LedgerActor:
         self._loop = LedgerLoop(lambda: self._open(url, role), observe=observe)
         if isinstance(observe, RayMeter):
             # What the store holds is the same for all ledgers: one tells of it.
-            observe.watch(self._loop.levels, *([reservation_levels(open_engine(url))] if number == 0 else []))
+            engine = open_engine(url)
+            store = [reservation_levels(engine)] if number == 0 else []
+            observe.watch(self._loop.levels, wanted_levels(engine, "ledger"), *store)
 
     def _open(self, url: str, role: str) -> DedupeLedger:
         return DedupeLedger(open_engine(url), role)
@@ -89,6 +91,7 @@ def create_ledger(
     namespace: str,
     name: str,
     num_cpus: float = 0,
+    resources: dict[str, float] | None = None,
     scheduling_strategy: Any = None,
     actor_class: type = LedgerActor,
     settings: Settings | None = None,
@@ -106,6 +109,7 @@ def create_ledger(
         get_if_exists=True,
         lifetime="detached",
         num_cpus=num_cpus,
+        resources=resources,
         max_restarts=-1,
         max_task_retries=0,
         max_concurrency=_OPERATIONS_AT_ONCE,

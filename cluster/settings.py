@@ -6,6 +6,7 @@ Unknown keys are errors, and every error names its key. Units stand in the names
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -27,6 +28,14 @@ ENV_PREFIX = "MUNIMENT_"
 #: The variable that names the settings file, and the file that is read when it is not set and the file exists.
 FILE_VARIABLE = "MUNIMENT_CONFIG_FILE"
 DEFAULT_FILE = "muniment.yaml"
+#: A variable, with its value, that Kubernetes gives every pod for each service beside it: ``muniment-…`` are some. By
+#: the name alone ``…_PORT`` might be a setting misspelt.
+_OF_A_SERVICE = re.compile(
+    r"([A-Z\d]+_)*(SERVICE_HOST=\S+|SERVICE_PORT(_[A-Z\d]+)*=\d+"
+    r"|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://\S+|PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=\S+)"
+)
+#: How much of ``ray.resource`` a Ray actor takes. Nodes with one of it hold a thousand.
+_A_LITTLE = 0.001
 Database = Literal["memory", "effects", "control"]
 Runtime = Literal["auto", "onnx", "torch"]
 
@@ -64,6 +73,9 @@ class StoreSettings(Group):
     url: SecretStr | None = Field(
         None, description="PostgreSQL address for everything; without one, SQLite files in data_dir."
     )
+    password_file: str | None = Field(
+        None, min_length=1, description="File that holds the password of url, so that url need not."
+    )
     upgrade_at_start: bool = Field(
         False, description="Upgrade the tables of an older version at start; else muniment migrate does it."
     )
@@ -78,6 +90,14 @@ class RaySettings(Group):
     object_store_bytes: int = Field(
         256 * 1024**2, ge=80 * 1024**2, description="Shared memory of a local Ray's object store."
     )
+    resource: str | None = Field(
+        None, min_length=1, description="Custom Ray resource of the nodes of address that may run ours; none: all may."
+    )
+
+    def placement(self) -> dict[str, float]:
+        """What each of our Ray actors asks for, so that it is on such a node: hardly any of ``resource``."""
+        # A local Ray is one node, and has no such resource.
+        return {} if self.resource is None or self.address is None else {self.resource: _A_LITTLE}
 
 
 class MemorySettings(Group):
@@ -175,6 +195,13 @@ class WorkerSettings(Group):
         if self.max_count is not None and self.max_count < self.count:
             raise ValueError("max_count is less than count")
         return self
+
+    def exported(self) -> bool:
+        """Whether the exported models run here: on a CPU, unless the settings say otherwise."""
+        from muniment.actors.embedding import gpu_possible  # NumPy takes a while, and the command line waits
+
+        on_cpu = self.device == "cpu" or (self.device == "auto" and not gpu_possible())
+        return self.runtime == "onnx" or (self.runtime == "auto" and on_cpu)
 
 
 class LimitSettings(Group):
@@ -289,7 +316,7 @@ def load(**flags: Any) -> Settings:
     """
     _refuse_unknown_variables()
     try:
-        return Settings(**_said(flags))
+        return _with_password(Settings(**_said(flags)))
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)]
         raise ConfigurationError("; ".join(problems)) from None
@@ -297,6 +324,29 @@ def load(**flags: Any) -> Settings:
         raise ConfigurationError(f"{error}") from None
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{settings_file()}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def _with_password(settings: Settings) -> Settings:
+    """The settings with the password in the store's address: other nodes get it from here, and may lack the file."""
+    url, file = settings.store.url, settings.store.password_file
+    if file is None:
+        return settings
+    if url is None:
+        raise ConfigurationError("store.password_file: there is no store.url that it could be the password of")
+    import sqlalchemy as sa  # takes a while, and the command line waits
+
+    try:
+        password = Path(file).expanduser().read_text().strip()
+        address = sa.make_url(url.get_secret_value())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigurationError(f"store.password_file: {file} cannot be read: {reason}") from None
+    except (sa.exc.ArgumentError, ValueError):
+        raise ConfigurationError("store.url is not an address") from None
+    if not password:
+        raise ConfigurationError(f"store.password_file: {file} is empty")
+    whole = SecretStr(address.set(password=password).render_as_string(hide_password=False))
+    return settings.model_copy(update={"store": settings.store.model_copy(update={"url": whole})})
 
 
 def _said(flags: dict[str, Any]) -> dict[str, Any]:
@@ -307,10 +357,10 @@ def _said(flags: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse_unknown_variables() -> None:
     known = set(Settings.model_fields)
-    for name in os.environ:
+    for name, value in os.environ.items():
         if name.startswith(ENV_PREFIX) and name != FILE_VARIABLE:
             group = name.removeprefix(ENV_PREFIX).lower().split("__")[0]
-            if group not in known:
+            if group not in known and not _OF_A_SERVICE.fullmatch(f"{name.removeprefix(ENV_PREFIX)}={value}"):
                 raise ConfigurationError(f"{name}: there is no such setting; groups are {', '.join(sorted(known))}")
 
 

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from muniment.cluster.settings import LimitSettings, Settings, document, effective, load
 from muniment.policies.errors import ConfigurationError
@@ -71,6 +72,11 @@ def test_an_error_in_the_file_names_its_key(tmp_path: Path, yaml: str, key: str)
         ("MUNIMENT_HTTP__PORT", "eighty", "http.port"),
         ("MUNIMENT_HTTP__PROT", "80", "http.prot"),
         ("MUNIMENT_PORT", "80", "MUNIMENT_PORT"),
+        ("MUNIMENT_HTTP_PORT", "80", "MUNIMENT_HTTP_PORT"),
+        ("MUNIMENT_HTTP_HOST", "0.0.0.0", "MUNIMENT_HTTP_HOST"),
+        ("MUNIMENT_STORE_URL", "postgresql://db/x", "MUNIMENT_STORE_URL"),
+        ("MUNIMENT_DATADIR", "/data", "MUNIMENT_DATADIR"),
+        ("MUNIMENT_HTPP__SERVICE_HOST", "10.0.0.7", "MUNIMENT_HTPP__SERVICE_HOST"),
     ],
 )
 def test_an_error_in_the_environment_names_its_key(
@@ -80,6 +86,25 @@ def test_an_error_in_the_environment_names_its_key(
     with pytest.raises(ConfigurationError) as caught:
         load()
     assert caught.value.detail.startswith(key)
+
+
+@pytest.mark.parametrize("service", ["MUNIMENT", "MUNIMENT_SERVE_SVC", "MUNIMENT_RAYCLUSTER_X7K2P_HEAD_SVC"])
+def test_what_kubernetes_says_of_services_beside_ours_is_no_setting(
+    monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    for name, value in {
+        "SERVICE_HOST": "10.0.0.7",
+        "SERVICE_PORT": "8000",
+        "SERVICE_PORT_GCS_SERVER": "6379",
+        "PORT": "tcp://10.0.0.7:8000",
+        "PORT_8000_TCP": "tcp://[fd00::7]:8000",
+        "PORT_8000_TCP_PROTO": "tcp",
+        "PORT_8000_TCP_PORT": "8000",
+        "PORT_8000_TCP_ADDR": "10.0.0.7",
+        "PORT_53_UDP_ADDR": "10.0.0.7",
+    }.items():
+        monkeypatch.setenv(f"{service}_{name}", value)
+    assert load() == Settings()
 
 
 def test_settings_are_frozen_and_travel_between_processes(tmp_path: Path) -> None:
@@ -98,6 +123,45 @@ def test_a_secret_is_masked_where_it_is_shown_and_not_where_it_is_used(tmp_path:
     settings = load(data_dir=tmp_path, store={"url": "postgresql+psycopg://me:hunter2@db/muniment"})
     assert "hunter2" not in str(effective(settings)) + str(settings)
     assert settings.store_url("memory") == "postgresql+psycopg://me:hunter2@db/muniment"
+
+
+def test_the_password_of_the_store_can_stand_in_a_file_that_other_nodes_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "password"
+    file.write_text("hunter2@/:%\n")
+    monkeypatch.setenv("MUNIMENT_STORE__URL", "postgresql://me@db:5432/muniment?sslmode=verify-full")
+    monkeypatch.setenv("MUNIMENT_STORE__PASSWORD_FILE", str(file))
+    settings = load(data_dir=tmp_path)
+    wanted = sa.make_url("postgresql://me@db:5432/muniment?sslmode=verify-full").set(password="hunter2@/:%")
+    assert sa.make_url(settings.store_url("memory")) == wanted
+    assert "hunter2" not in str(effective(settings)) + str(settings) + repr(settings)
+    assert effective(settings)["store"]["password_file"] == str(file)
+    file.unlink()
+    assert pickle.loads(pickle.dumps(settings)).store_url("effects") == settings.store_url("memory")
+
+
+@pytest.mark.parametrize(
+    ("content", "url", "says"),
+    [
+        (None, "postgresql://me@db/x", "store.password_file: password cannot be read: No such file"),
+        (b"", "postgresql://me@db/x", "store.password_file: password is empty"),
+        (b" \n", "postgresql://me@db/x", "store.password_file: password is empty"),
+        (b"\xff", "postgresql://me@db/x", "store.password_file: password cannot be read: it is no text"),
+        (b"hunter2", None, "store.password_file: there is no store.url"),
+        (b"hunter2", "no address", "store.url is not an address"),
+    ],
+    ids=["absent", "empty", "blank", "bytes", "alone", "no address"],
+)
+def test_a_password_file_that_cannot_be_used_is_an_error(
+    tmp_path: Path, content: bytes | None, url: str | None, says: str
+) -> None:
+    if content is not None:
+        (tmp_path / "password").write_bytes(content)
+    with pytest.raises(ConfigurationError) as caught:
+        load(store={"url": url, "password_file": "password"})
+    assert caught.value.detail.startswith(says)
+    assert "hunter2" not in caught.value.detail
 
 
 def test_without_postgresql_each_database_is_a_file(tmp_path: Path) -> None:
@@ -120,7 +184,13 @@ def test_every_setting_is_used() -> None:
     files = [path for layer in ("policies", "actors", "cluster", "deploy") for path in (root / layer).rglob("*.py")]
     code = "\n".join(path.read_text() for path in files if path.name != "settings.py")
     names = {entry["key"].rpartition(".")[2] for entry in document()}
-    assert {name for name in names if f".{name}" not in code} - {"url"} == set()
+    assert {name for name in names if f".{name}" not in code} - {"url", "password_file"} == set()
+
+
+def test_our_ray_actors_ask_for_the_resource_of_the_nodes_that_may_run_them() -> None:
+    assert load(ray={"address": "auto"}).ray.placement() == {}
+    assert set(load(ray={"address": "auto", "resource": "ours"}).ray.placement()) == {"ours"}
+    assert load(ray={"resource": "ours"}).ray.placement() == {}  # a Ray of our own has none
 
 
 def test_the_recall_profiles_follow_the_settings_and_the_papers_does_not() -> None:
