@@ -45,7 +45,7 @@ def build(settings: Settings) -> serve.Application:
         services.scale.scaler.start()
         return create_app(services, settings, names_requests=False, observe=meter, scrape=scrape)
 
-    bound: serve.Application = deployment(replica).bind()
+    bound: serve.Application = deployment(replica, settings.ray.placement()).bind()
     return bound
 
 
@@ -63,10 +63,11 @@ def operator_key(settings: Settings) -> str:
     return key
 
 
-def deployment(make_app: Any) -> Any:
-    """The deployment whose replicas each serve what ``make_app`` makes there."""
+def deployment(make_app: Any, resources: dict[str, float]) -> Any:
+    """The deployment whose replicas each serve what ``make_app`` makes there, on nodes that have ``resources``."""
+    options = {"num_cpus": 0, "resources": resources}
 
-    @serve.deployment(name="api", max_ongoing_requests=MAX_ONGOING_REQUESTS, ray_actor_options={"num_cpus": 0})
+    @serve.deployment(name="api", max_ongoing_requests=MAX_ONGOING_REQUESTS, ray_actor_options=options)
     @serve.ingress(make_app)
     class Api:
         pass

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -52,7 +54,7 @@ def test_ray_serve_takes_the_configuration_and_we_the_settings(config: dict[str,
     assert (module, getattr(ingress, name)) == (ingress.__name__, ingress.application)
     assert (application["name"], application["route_prefix"]) == (SERVE_APP, "/")
     (deployment,) = application["deployments"]
-    assert deployment["name"] == ingress.deployment(lambda: None).name
+    assert deployment["name"] == ingress.deployment(lambda: None, {}).name
     load(data_dir=tmp_path, **application["args"])
 
 
@@ -111,9 +113,12 @@ def test_the_compose_file_names_what_there_is() -> None:
     assert ours["image"] == f"muniment:{ours['build']['target']}"
     assert (DEPLOY / "docker" / ours["build"]["context"] / ours["build"]["dockerfile"]).is_file()
     user, database = postgres["environment"]["POSTGRES_USER"], postgres["environment"]["POSTGRES_DB"]
-    url = re.search(r'STORE__URL="([^"]+)"', ours["command"][2])
-    assert url is not None
-    assert re.fullmatch(rf"postgresql://{user}:\$\$\(cat /run/secrets/(\w+)\)@postgres:5432/{database}", url[1])
+    # For every process of the container: what one command line sets, docker compose exec does not see.
+    assert "command" not in ours
+    given = ours["environment"]
+    assert given["MUNIMENT_STORE__URL"] == f"postgresql://{user}@postgres:5432/{database}"
+    assert given["MUNIMENT_STORE__PASSWORD_FILE"] == postgres["environment"]["POSTGRES_PASSWORD_FILE"]
+    assert Path(given["MUNIMENT_STORE__PASSWORD_FILE"]).name in ours["secrets"]
     assert set(ours["secrets"]) == set(postgres["secrets"]) == set(COMPOSE["secrets"])
     mounted = [volume.split(":")[0] for service in COMPOSE["services"].values() for volume in service["volumes"]]
     assert sorted(mounted) == sorted(COMPOSE["volumes"])
@@ -147,6 +152,7 @@ class Container(Part):
 class Pod(Part):
     """What our pods say."""
 
+    enableServiceLinks: Literal[False]  # noqa: N815
     terminationGracePeriodSeconds: int  # noqa: N815
     securityContext: dict[str, Any]  # noqa: N815
     containers: list[Container]
@@ -217,6 +223,17 @@ def test_every_pod_runs_as_nobody_special_and_mounts_what_it_has() -> None:
             assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (name == "gpu")
 
 
+def test_our_ray_actors_are_kept_off_the_head_and_nowhere_else() -> None:
+    args = yaml.safe_load(RAYSERVICE["spec"]["serveConfigV2"])["applications"][0]["args"]
+    for name, group in GROUPS.items():
+        # KubeRay puts the value as it stands into a shell's command line.
+        (value,) = shlex.split(group["rayStartParams"].get("resources", "{}"))
+        assert (args["ray"]["resource"] in json.loads(value)) == (name != "head")
+    asked = load(**{**args, "ray": {"address": "auto", **args["ray"]}}).ray.placement()
+    options = ingress.deployment(lambda: None, asked).ray_actor_options
+    assert (set(options["resources"]), options["num_cpus"]) == ({"muniment"}, 0)
+
+
 def test_the_gpus_that_workers_reserve_are_there() -> None:
     workers = yaml.safe_load(RAYSERVICE["spec"]["serveConfigV2"])["applications"][0]["args"]["workers"]
     gpu = GROUPS["gpu"]
@@ -247,6 +264,12 @@ def test_the_guide_makes_every_secret_that_is_used() -> None:
     for name, rest in re.findall(r"create secret generic (\S+)((?:[^\n]*\\\n)*[^\n]*)", guide):
         made |= {(name, key) for key in re.findall(r"--from-literal=([\w-]+)=", rest)}
     assert made == secrets_used()
+    # Each variable of a command is set before.
+    for match in re.finditer(r"\$(\w+)", guide):
+        assert re.search(rf"^ +{match[1]}=", guide[: match.start()], re.MULTILINE), match[1]
+    # What verifies a certificate names the authority: libpq's own default is a file that the image lacks.
+    assert all("sslrootcert=/" in url for url in re.findall(r"\S+sslmode=verify-\S+", guide))
+    assert "ca-certificates" in DOCKERFILE
     for file in re.findall(r"`(\w[\w./-]*\.(?:yaml|json|md))`", guide):
         assert (DEPLOY / "kuberay" / file).exists() or (DEPLOY / file).exists(), file
 
@@ -257,6 +280,9 @@ def test_what_stands_around_selects_the_pods_that_there_are() -> None:
     for kind, path in (("NetworkPolicy", "podSelector"), ("PodDisruptionBudget", "selector")):
         selector = by_kind[kind]["spec"][path]["matchLabels"]
         assert all(selector.items() <= one.items() for one in labels)
+    pods = 1 + sum(group["replicas"] for group in CLUSTER["workerGroupSpecs"])
+    assert {"minAvailable": pods - 1}.items() <= by_kind["PodDisruptionBudget"]["spec"].items()
+    assert "maxUnavailable" not in by_kind["PodDisruptionBudget"]["spec"]
     monitor = yaml.safe_load((DEPLOY / "kuberay" / "podmonitor.yaml").read_text())["spec"]
     assert all(monitor["selector"]["matchLabels"].items() <= one.items() for one in labels)
     named = {port["name"]: port["containerPort"] for _, container in containers() for port in container["ports"]}
