@@ -47,6 +47,7 @@ def examine(settings: Settings) -> list[Finding]:
         *look_at_program(metadata.requires("muniment") or ()),
         *look_at_folder(settings.data_dir),
         *look_at_machine(settings),
+        *look_at_gpu(settings),
         *look_at_models(settings),
         *(Finding(*found) for found in look_at_stores(settings)),
         *look_at_service(settings),
@@ -127,8 +128,29 @@ def free_memory() -> int:
     return min(free, max(0, limit - used))
 
 
+def look_at_gpu(settings: Settings) -> Iterator[Finding]:
+    """Whether the GPU that the model workers are to have is there. Of the nodes of another Ray it knows nothing."""
+    from muniment.actors.embedding import gpu_possible
+
+    workers = settings.workers
+    runs_on_gpu = workers.device.startswith("cuda") and not workers.exported()
+    if settings.ray.address is not None or not (workers.gpus_per_worker or runs_on_gpu):
+        return
+    advice = "start where a GPU is, or set workers.device to cpu and workers.gpus_per_worker to 0"
+    if not gpu_possible():
+        happens = "model workers would wait for one for ever" if workers.gpus_per_worker else "no model could be loaded"
+        yield Finding("error", "GPU", f"there is none, and {happens}; {advice}")
+    elif workers.device != "cpu" and not workers.exported():
+        import torch  # takes seconds, and only it knows whether it can use what there is
+
+        if torch.cuda.is_available():
+            yield Finding("ok", "GPU", f"torch can use {torch.cuda.device_count()}")
+        else:
+            yield Finding("error", "GPU", f"torch {torch.__version__} can use none; install its CUDA build, {advice}")
+
+
 def look_at_models(settings: Settings) -> Iterator[Finding]:
-    """Whether the models are there and whole, and their exports in the cache."""
+    """Whether the models are there and whole, and their exports in the cache, where those are what runs."""
     from muniment.actors.embedding import BUNDLED, bundled_model_path
     from muniment.actors.onnx_models import Kind, parts_missing
 
@@ -140,7 +162,7 @@ def look_at_models(settings: Settings) -> Iterator[Finding]:
         if BUNDLED in (workers.model, workers.reranker):
             bundled_model_path()
             yield Finding("ok", "bundled model", "its checksum is right")
-        if workers.runtime == "torch":
+        if not workers.exported():
             return
         missing = parts_missing(workers.cache_dir, wanted)
     except ModelUnavailable as error:

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -28,6 +29,11 @@ from muniment.cluster.settings import Settings, load
 from muniment.deploy import doctor, doctor_stores
 from muniment.deploy.cli import app
 from muniment.deploy.doctor import Finding
+
+
+@pytest.fixture(autouse=True)
+def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "gpu_possible", lambda: False)
 
 
 @pytest.fixture
@@ -117,6 +123,55 @@ def test_a_model_that_is_nowhere_is_an_error_where_it_must_be_exported(tmp_path:
     workers = {"model": str(tmp_path / "none"), "reranker": "none", "runtime": "onnx", "cache_dir": tmp_path}
     (found,) = doctor.look_at_models(load(data_dir=tmp_path, workers=workers))
     assert (found.level, found.what) == ("error", "models")
+
+
+def with_workers(settings: Settings, **workers: Any) -> Settings:
+    return settings.model_copy(update={"workers": settings.workers.model_copy(update=workers)})
+
+
+def test_nobody_looks_for_exports_where_torch_runs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "exported models" not in by_what(doctor.look_at_models(with_workers(settings, runtime="torch")))
+    assert "exported models" not in by_what(doctor.look_at_models(with_workers(settings, device="cuda:0")))
+    monkeypatch.setattr(embedding, "gpu_possible", lambda: True)
+    assert "exported models" not in by_what(doctor.look_at_models(settings))
+    for on_cpu in ({"device": "cpu"}, {"runtime": "onnx"}):
+        assert "exported models" in by_what(doctor.look_at_models(with_workers(settings, **on_cpu)))
+
+
+@pytest.mark.parametrize(
+    ("workers", "happens"),
+    [
+        ({"gpus_per_worker": 1}, "wait for one for ever"),
+        ({"gpus_per_worker": 0.5, "device": "cuda"}, "wait for one for ever"),
+        ({"device": "cuda:1"}, "no model could be loaded"),
+    ],
+)
+def test_a_gpu_that_is_wanted_and_not_there_is_an_error(
+    settings: Settings, workers: dict[str, Any], happens: str
+) -> None:
+    (found,) = doctor.look_at_gpu(with_workers(settings, **workers))
+    assert (found.level, found.what) == ("error", "GPU")
+    assert happens in found.detail
+    assert "set workers.device to cpu and workers.gpus_per_worker to 0" in found.detail
+
+
+def test_where_no_gpu_is_wanted_or_the_workers_are_elsewhere_nobody_asks_for_one(settings: Settings) -> None:
+    assert not list(doctor.look_at_gpu(settings))
+    assert not list(doctor.look_at_gpu(with_workers(settings, device="cuda", runtime="onnx")))
+    elsewhere = settings.model_copy(update={"ray": settings.ray.model_copy(update={"address": "auto"})})
+    assert not list(doctor.look_at_gpu(with_workers(elsewhere, gpus_per_worker=1)))
+
+
+@pytest.mark.parametrize(("usable", "level"), [(True, "ok"), (False, "error")])
+def test_torch_says_whether_it_can_use_the_gpu(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, usable: bool, level: str
+) -> None:
+    cuda = SimpleNamespace(is_available=lambda: usable, device_count=lambda: 2)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, __version__="2+cpu"))
+    monkeypatch.setattr(embedding, "gpu_possible", lambda: True)
+    (found,) = doctor.look_at_gpu(with_workers(settings, gpus_per_worker=1))
+    assert found.level == level
+    assert "torch can use 2" in found.detail or "CUDA build" in found.detail
 
 
 def test_stores_that_were_never_made_are_no_trouble_and_are_not_made_by_looking(settings: Settings) -> None:
