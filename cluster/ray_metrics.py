@@ -24,11 +24,17 @@ if TYPE_CHECKING:
     import httpx
 
 log = logging.getLogger(__name__)
-#: How often gauges are read; Ray's agent goes on showing one for longer than that.
+#: How often gauges are read at least.
 _SAMPLE_SECONDS = 5.0
 _SCRAPE_SECONDS = 5.0
 #: Of all that Ray's agents export, what ``scrape`` hands on.
 _HANDED_ON = (f"{PREFIX}muniment_", f"{PREFIX}serve_")
+
+
+def sample_seconds() -> float:
+    """How often gauges are read: at least once a report, as Ray's agent shows one for two reports and then drops it."""
+    reported_ms: int = ray._config.metrics_report_interval_ms()
+    return min(_SAMPLE_SECONDS, max(1_000, reported_ms) / 1_000)
 
 
 def set_up(settings: Settings, part: str) -> RayMeter:
@@ -87,7 +93,7 @@ class RayMeter:
                         self(metric, value, **labels)
                 except Exception as error:  # noqa: BLE001 - the store is away, say: the others are shown all the same
                     log.warning("gauges of %s cannot be read: %s", self._part, type(error).__name__)
-            pause.wait(_SAMPLE_SECONDS)
+            pause.wait(sample_seconds())
 
 
 async def scrape() -> str:

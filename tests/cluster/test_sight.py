@@ -81,8 +81,7 @@ def watched(receiver: tuple[Receiver, str], tmp_path_factory: pytest.TempPathFac
 
 
 def until(found: Callable[[], Any], what: str) -> Any:
-    """What ``found`` returns as soon as it is true. Looks rarely: an agent that does nothing but answer takes no
-    reports in, and forgets the gauges that it had."""
+    """What ``found`` returns as soon as it is true."""
     tick = threading.Event()
     for _ in range(SECONDS_TO_WAIT):
         result = found()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from muniment.actors.store.group_commit import GroupCommitter
 from muniment.actors.store.levels import conflict_levels, reservation_levels, wanted_levels
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.actors.store.tenure import begin, want
+from muniment.cluster import ray_metrics
 from muniment.cluster.endpoints import ENDPOINTS, Services
 from muniment.cluster.metrics import HTTP_SECONDS, METRICS, document, series
 from muniment.cluster.naming import OTHER, PREFIX
@@ -198,6 +200,13 @@ def test_a_group_that_is_not_committed_is_counted_with_the_reason(tmp_path: Path
     committer.close()
     assert seen.of(m.REFUSED, queue="memory_writes") == [1]
     engine.dispose()
+
+
+@pytest.mark.parametrize(("reported_ms", "seconds"), [(100, 1.0), (2_000, 2.0), (10_000, 5.0)])
+def test_gauges_are_read_for_every_report(monkeypatch: pytest.MonkeyPatch, reported_ms: int, seconds: float) -> None:
+    config = SimpleNamespace(metrics_report_interval_ms=lambda: reported_ms)
+    monkeypatch.setattr(ray_metrics.ray, "_config", config)
+    assert ray_metrics.sample_seconds() == seconds
 
 
 def test_how_many_are_wanted_is_what_the_store_says(tmp_path: Path, seen: Seen) -> None:
