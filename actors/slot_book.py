@@ -92,8 +92,9 @@ class SlotBook(SlotPages):
         for id in ruling.release:
             self.change(id, corroborates=None, superseded_by=None)
         if ruling.outcome is Outcome.CORROBORATED and ruling.supersede:
-            for id in (ruling.incumbent_id or "", decided.id):
-                self.change(id, superseded_by=ruling.successor_id)
+            incumbent = self.facts[ruling.incumbent_id or ""]
+            for one in (incumbent, *self.evidence_of(incumbent)):
+                self.change(one.id, superseded_by=ruling.successor_id)
         opened = [self.escalate(slot, opening, proposer) for opening in ruling.open]
         if ruling.join is not None:
             self.join(ruling.join, decided.id)

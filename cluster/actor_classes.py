@@ -121,8 +121,8 @@ class ShardActor(_Actor[MemoryShard]):
         return body
 
     def levels(self, body: MemoryShard) -> list[Read]:
-        # What the store holds is the same for all shards: one tells of it.
         engine = open_engine(self._settings.store_url("memory"))
+        # What is open is the same whoever reads it: one shard tells of it.
         store = [conflict_levels(engine)] if self._number == 0 else []
         return [body.levels, wanted_levels(engine, "shard"), *store]
 

@@ -38,8 +38,8 @@ class LedgerActor:
         observe = unobserved if settings is None else set_up(settings, role)
         self._loop = LedgerLoop(lambda: self._open(url, role), observe=observe)
         if isinstance(observe, RayMeter):
-            # What the store holds is the same for all ledgers: one tells of it.
             engine = open_engine(url)
+            # What runs hold is the same whoever reads it: one ledger tells of it.
             store = [reservation_levels(engine)] if number == 0 else []
             observe.watch(self._loop.levels, wanted_levels(engine, "ledger"), *store)
 

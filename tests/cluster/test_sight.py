@@ -83,11 +83,11 @@ def watched(receiver: tuple[Receiver, str], tmp_path_factory: pytest.TempPathFac
 def until(found: Callable[[], Any], what: str) -> Any:
     """What ``found`` returns as soon as it is true."""
     tick = threading.Event()
-    for _ in range(SECONDS_TO_WAIT):
+    for _ in range(SECONDS_TO_WAIT * 10):
         result = found()
         if result:
             return result
-        tick.wait(1.0)
+        tick.wait(0.1)
     raise AssertionError(f"it did not come: {what}")
 
 

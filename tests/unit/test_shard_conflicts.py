@@ -418,6 +418,13 @@ def test_strong_evidence_of_a_fact_that_turned_out_too_weak_takes_over_on_its_ow
     holds(bench, {1: "Dana", 6: "Dana", 9: "Lee"})
 
 
+def test_strong_evidence_that_stands_alone_takes_over_from_all_that_said_the_other_value(bench: Bench) -> None:
+    (_, _, dana) = tell(bench, contact("Lee", 5, source=NOTE), contact("Lee", 8), contact("Dana", -9, source=NOTE))
+    tell(bench, contact("Dana", -5, source={**NOTE, "id": "other"}), contact("Dana", -1))
+    retire(bench, dana["id"], "deleted")
+    holds(bench, {1: "Dana", 6: "Dana", 9: "Lee"})
+
+
 def test_a_kept_value_is_followed_by_what_was_to_follow_it(bench: Bench) -> None:
     tell(bench, contact("Dana", -9), contact("Lee", 5), contact("Moe", 8))
     (kim,) = tell(bench, contact("Kim", -9, expires_at=at(6)))
