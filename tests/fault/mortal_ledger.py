@@ -89,7 +89,10 @@ class MortalLedger:
         return True
 
     def kill_at(self, kind: str, point: str) -> None:
-        self.order.write_text(f"{kind} {point}")
+        # In one step: the ledger reads it before each commit, and must not find it half written.
+        written = self.order.with_suffix(".new")
+        written.write_text(f"{kind} {point}")
+        written.replace(self.order)
 
     def trail(self, run: str) -> list[dict[str, Any]]:
         with self.engine.connect() as connection:
