@@ -4,9 +4,8 @@ Okapi BM25 (Robertson and Zaragoza, 2009) with the idf that is never negative, l
 It is our own because members come and go with every write: of the kept libraries, those on sparse matrices cannot take
 a document out, and the search engines show a change only after a commit and know no mask of positions.
 
-Each term has one array of 64-bit entries, position in the upper bits and count in the lower 16. When members leave, the
-entries of those that left are taken out and those of members that moved into the holes are renumbered, all in place; so
-nothing stale is ever left, and document frequencies are the lengths of these arrays.
+When members leave, what their terms say of them is taken out, and members that moved into the holes are renumbered; so
+nothing stale is ever left, and document frequencies are the lengths of the postings.
 
 Statistics of another tier of the same corpus are read without its lock: they may be a write behind, which moves
 scores by a hair.
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -25,21 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muniment.actors.positions import Column, Positions, Shrink
+from muniment.actors.postings import COUNT_BITS, COUNT_MASK, Postings, Renumbering
 
-_COUNT_BITS: Final = 16
-_COUNT_MASK: Final = (1 << _COUNT_BITS) - 1
 _MANY: Final = 16  # documents from which on numpy's calls are worth it
-_SHORT: Final = 16  # entries up to which a loop is faster than numpy's calls
-
-
-class _Postings:
-    """Which members a term stands in, and how often. Identity counts: documents refer to these objects."""
-
-    __slots__ = ("entries", "term")
-
-    def __init__(self, term: str) -> None:
-        self.term = term
-        self.entries = array("q")
+_GROWN: Final = 1.25  # growth of a tier after which common terms may have become rare in it
 
 
 class Corpus:
@@ -62,7 +49,7 @@ class Corpus:
     def frequency(self, term: str) -> int:
         """How many members the term stands in."""
         found = (index._postings.get(term) for index in self._indexes)
-        return sum(len(postings.entries) for postings in found if postings is not None)
+        return sum(postings.members for postings in found if postings is not None)
 
 
 class LexicalIndex:
@@ -80,8 +67,10 @@ class LexicalIndex:
         self._lock = positions.lock
         self._k1 = k1
         self._b = b
-        self._postings: dict[str, _Postings] = {}
-        self._documents: list[tuple[_Postings, ...]] = []
+        self._postings: dict[str, Postings] = {}
+        self._documents: list[tuple[Postings, ...]] = []
+        self._common: set[Postings] = set()
+        self._settled_at = 0  # members that the tier had then
         self._lengths = Column(positions, np.int32, 0)
         self._count = 0
         self._total_length = 0
@@ -100,20 +89,16 @@ class LexicalIndex:
             position = self._positions[id]
             self._documents.extend([()] * (position + 1 - len(self._documents)))
             if self._documents[position]:
-                self._change(self._documents[position], {position: -1})
-                self._count -= 1
-            known, entry, document = self._postings, position << _COUNT_BITS, []
-            for term, count in terms.items():
-                postings = known.get(term)
-                if postings is None:
-                    postings = known[term] = _Postings(term)
-                postings.entries.append(entry | count if count < _COUNT_MASK else entry | _COUNT_MASK)
-                document.append(postings)
+                self._clear(position)
+            document = [self._postings_of(term) for term in terms]
+            for postings, count in zip(document, terms.values(), strict=True):
+                postings.put(position, count)
             self._documents[position] = tuple(document)
             length = sum(terms.values())
-            self._total_length += length - int(self._lengths.values[position])
+            self._total_length += length
             self._lengths.values[position] = length
             self._count += bool(document)
+            self._settle(document)
 
     def add_all(self, documents: Mapping[str, Mapping[str, int]]) -> None:
         """``add`` for each of these; of many, in less than half of the time."""
@@ -124,9 +109,9 @@ class LexicalIndex:
         with self._lock:
             positions = [self._positions[id] for id in documents]
             self._documents.extend([()] * (max(positions, default=-1) + 1 - len(self._documents)))
-            for id, position in zip(documents, positions, strict=True):
+            for position in positions:
                 if self._documents[position]:
-                    self.add(id, {})
+                    self._clear(position)
             sizes = [len(terms) for terms in documents.values()]
             # Each term gets a number; entries are made for all, and put in the order of their terms.
             numbers: dict[str, int] = defaultdict(itertools.count().__next__)
@@ -134,13 +119,12 @@ class LexicalIndex:
             codes = np.fromiter(map(numbers.__getitem__, spoken), np.int64, sum(sizes))
             often = itertools.chain.from_iterable(terms.values() for terms in documents.values())
             counts = np.fromiter(often, np.int64, sum(sizes))
-            entries = np.repeat(np.array(positions, np.int64), sizes) << _COUNT_BITS | np.minimum(counts, _COUNT_MASK)
+            entries = np.repeat(np.array(positions, np.int64), sizes) << COUNT_BITS | np.minimum(counts, COUNT_MASK)
             packed = entries[np.argsort(codes, kind="stable")].tobytes()
-            known = self._postings
-            found = [known.get(term) or known.setdefault(term, _Postings(term)) for term in numbers]
+            found = [self._postings_of(term) for term in numbers]
             start = 0
             for postings, end in zip(found, (8 * np.cumsum(np.bincount(codes))).tolist(), strict=True):
-                postings.entries.frombytes(packed[start:end])
+                postings.put_all(packed[start:end])
                 start = end
             start, coded = 0, codes.tolist()
             for position, size in zip(positions, sizes, strict=True):
@@ -150,6 +134,7 @@ class LexicalIndex:
             self._lengths.values[positions] = lengths
             self._total_length += sum(lengths)
             self._count += sum(map(bool, sizes))
+            self._settle(found)
 
     def search(
         self, terms: Iterable[str], k: int, mask: NDArray[np.bool_] | None = None
@@ -168,69 +153,96 @@ class LexicalIndex:
             found = np.flatnonzero(totals > 0 if mask is None else (totals > 0) & mask)
             return found[self._positions.best(found, totals[found], k)], totals
 
-    def _totals(self, asked: list[tuple[_Postings, int]]) -> NDArray[np.float64]:
-        """(n,) the BM25 score of every member, summed in the order of ``asked``, so that equal texts score equally."""
-        sizes = [len(postings.entries) for postings, _ in asked]
+    def _totals(self, asked: list[tuple[Postings, int]]) -> NDArray[np.float64]:
+        """(n,) the BM25 score of every member. Equal texts score equally: what a term adds is a float32, and sums of
+        these are exact in 64 bits, in whichever order."""
         members, length = self._corpus.size()
-        weights = [times * (self._k1 + 1) * self._idf(postings.term, members) for postings, times in asked]
+        held_back = self._lengths.values.astype(np.float32)
+        held_back *= self._k1 * self._b * members / length
+        held_back += self._k1 * (1 - self._b)
+        np.maximum(held_back, np.finfo(np.float32).tiny, out=held_back)  # with k1 = 0 it would be 0 / 0
+        weights = {
+            postings: np.float32(times * (self._k1 + 1) * self._idf(postings.term, members))
+            for postings, times in asked
+        }
+        totals = self._rare_totals([postings for postings in weights if not postings.common], weights, held_back)
+        for postings in weights:
+            if postings.counts is not None:
+                counts = postings.counts.values.astype(np.float32)
+                totals += weights[postings] * _saturated(counts, held_back)
+        return totals
+
+    def _rare_totals(
+        self, rare: list[Postings], weights: Mapping[Postings, np.float32], held_back: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        if not rare:
+            return np.zeros(len(held_back))
         # The views are dropped at once: an array does not grow while one is held.
-        entries = np.concatenate([np.frombuffer(postings.entries, np.int64) for postings, _ in asked])
-        at = entries >> _COUNT_BITS
-        entries &= _COUNT_MASK
-        counts = entries.astype(np.float32)
-        scores = self._lengths.values.take(at).astype(np.float32)
-        scores *= self._k1 * self._b * members / length
-        scores += self._k1 * (1 - self._b)
-        scores += counts
-        np.divide(counts, scores, out=scores)
-        scores *= np.repeat(np.array(weights, np.float32), sizes)
-        return np.asarray(np.bincount(at, scores, len(self._positions)), np.float64)
+        entries = np.concatenate([np.frombuffer(postings.entries, np.int64) for postings in rare])
+        at = entries >> COUNT_BITS
+        entries &= COUNT_MASK
+        scores = _saturated(entries.astype(np.float32), held_back.take(at))
+        scores *= np.repeat(np.array([weights[postings] for postings in rare]), [postings.members for postings in rare])
+        return np.asarray(np.bincount(at, scores, len(held_back)), np.float64)
 
     def _idf(self, term: str, members: int) -> float:
         frequency = self._corpus.frequency(term)
         return math.log1p((max(members, frequency) - frequency + 0.5) / (frequency + 0.5))
 
+    def _postings_of(self, term: str) -> Postings:
+        found = self._postings.get(term)
+        return self._postings.setdefault(term, Postings(term)) if found is None else found
+
+    def _clear(self, position: int) -> None:
+        """Takes the terms of a member out."""
+        for postings in self._documents[position]:
+            postings.drop(position)
+        self._settle(self._documents[position])
+        self._documents[position] = ()
+        self._total_length -= int(self._lengths.values[position])
+        self._lengths.values[position] = 0
+        self._count -= 1
+
     def _shrink(self, shrink: Shrink) -> None:
         """Follows a removal."""
         documents = self._documents
-        documents.extend([()] * (shrink.length + len(shrink.vacated) - len(documents)))
+        before = shrink.length + len(shrink.vacated)
+        documents.extend([()] * (before - len(documents)))
         vacated, sources, targets = shrink.vacated.tolist(), shrink.sources.tolist(), shrink.targets.tolist()
         changes = dict.fromkeys(vacated, -1)
         changes.update(zip(sources, targets, strict=True))
-        self._change({postings for position in changes for postings in documents[position]}, changes)
+        renumbering = Renumbering(changes, before)
+        affected = {postings for position in changes for postings in documents[position]} | self._common
+        for postings in affected:
+            if postings.common:
+                postings.shrink(shrink)
+            else:
+                postings.renumber(renumbering)
+        self._settled_at = min(self._settled_at, shrink.length)
+        self._settle(affected)
         self._count -= sum(bool(documents[position]) for position in vacated)
         self._total_length -= int(self._lengths.shrink(shrink).sum())
         for source, target in zip(sources, targets, strict=True):
             documents[target] = documents[source]
         del documents[shrink.length :]
 
-    def _change(self, affected: Iterable[_Postings], changes: dict[int, int]) -> None:
-        """Renumbers the entries of these postings: old position → new one, -1 to take it out."""
-        renumbered: NDArray[np.int64] | None = None
-        for postings in affected:
-            entries = postings.entries
-            if len(entries) <= _SHORT:
-                kept = [
-                    new << _COUNT_BITS | entry & _COUNT_MASK
-                    for entry in entries
-                    if (new := changes.get(entry >> _COUNT_BITS, entry >> _COUNT_BITS)) >= 0
-                ]
-                entries[:] = array("q", kept)
+    def _settle(self, changed: Iterable[Postings]) -> None:
+        """Keeps those that have members, as lists or columns; common ones also where the tier outgrew them."""
+        if len(self._positions) > _GROWN * self._settled_at:
+            self._settled_at = len(self._positions)
+            changed = [*changed, *self._common]
+        for postings in changed:
+            postings.reshape(self._positions)
+            if postings.common:
+                self._common.add(postings)
             else:
-                if renumbered is None:
-                    renumbered = np.arange(len(self._documents))
-                    renumbered[list(changes)] = list(changes.values())
-                _renumber(entries, renumbered)
-            if not entries:
-                del self._postings[postings.term]
+                self._common.discard(postings)
+                if not postings.members:
+                    self._postings.pop(postings.term, None)
 
 
-def _renumber(entries: array[int], renumbered: NDArray[np.int64]) -> None:
-    """Gives every entry the new number of its position; entries whose number is -1 go. In place."""
-    view = np.frombuffer(entries, np.int64)
-    new = renumbered.take(view >> _COUNT_BITS)
-    kept = new >= 0
-    left = int(np.count_nonzero(kept))
-    view[:left] = (new << _COUNT_BITS | view & _COUNT_MASK)[kept]
-    del view
-    del entries[left:]
+def _saturated(counts: NDArray[np.float32], held_back: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What each count adds, in [0, 1), before the term's weight."""
+    scores = held_back + counts
+    np.divide(counts, scores, out=scores)
+    return scores

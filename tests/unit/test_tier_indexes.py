@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from muniment.actors import tier_index
+from muniment.actors import postings, tier_index
 from muniment.actors.hnsw_graph import HnswGraph
-from muniment.actors.lexical_index import LexicalIndex
+from muniment.actors.lexical_index import Corpus, LexicalIndex
 from muniment.actors.positions import Positions
 from muniment.actors.tier_index import TierIndex
 
@@ -153,8 +153,21 @@ class TierMachine(RuleBasedStateMachine):
         assert len(self.lexical) == sum(bool(words) for _, words, _ in self.members.values())
 
 
+class CommonTermsMachine(TierMachine):
+    """The same where terms are common from three members on: they change their form all the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(postings, "_COMMON_FROM", 2)
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
+
 TestTier = TierMachine.TestCase
-TestTier.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestCommonTerms = CommonTermsMachine.TestCase
+TestTier.settings = TestCommonTerms.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 @given(seed=st.integers(0, 2**32 - 1), members=st.integers(1, 400), kept=st.sampled_from([0.02, 0.1, 0.5, 0.9, 1.0]))
@@ -289,8 +302,12 @@ def test_words_need_a_member_and_replacing_them_replaces_the_statistics() -> Non
             LexicalIndex(positions, k1, b)
 
 
+@pytest.mark.parametrize("common_from", [2, 4_096])
 @pytest.mark.parametrize("at_once", [1, 15, 16, 40])
-def test_many_documents_at_once_are_the_same_as_one_after_the_other(at_once: int) -> None:
+def test_many_documents_at_once_are_the_same_as_one_after_the_other(
+    at_once: int, common_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postings, "_COMMON_FROM", common_from)
     chance = random.Random(at_once)
     one, many = (LexicalIndex(Positions(), k1=0.9, b=0.4) for _ in range(2))
     ids = [f"f{n}" for n in range(60)]
@@ -313,7 +330,11 @@ def test_many_documents_at_once_are_the_same_as_one_after_the_other(at_once: int
             assert worded(one, query, 60) == worded(many, query, 60)
 
 
-def test_common_words_and_repetition_score_as_defined_in_a_large_tier() -> None:
+@pytest.mark.parametrize("common_from", [100, 4_096])
+def test_common_words_and_repetition_score_as_defined_in_a_large_tier(
+    common_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postings, "_COMMON_FROM", common_from)
     rng = np.random.default_rng(5)
     positions = Positions()
     lexical = LexicalIndex(positions, k1=0.9, b=0.4)
@@ -334,6 +355,60 @@ def test_common_words_and_repetition_score_as_defined_in_a_large_tier() -> None:
         found = worded(lexical, terms, 40, mask)
         assert [s for _, s in found] == pytest.approx([s for _, s in ranked(scores, 40)], rel=1e-5)
         assert dict(found) == pytest.approx({id: scores[id] for id, _ in found}, rel=1e-5)
+
+
+def test_a_term_is_common_while_its_share_of_the_tier_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postings, "_COMMON_FROM", 100)
+    positions = Positions()
+    lexical = LexicalIndex(positions)
+
+    def add(start: int, end: int, term: str) -> None:
+        positions.add([f"f{n:05}" for n in range(start, end)])
+        for n in range(start, end):
+            lexical.add(f"f{n:05}", {term: 1, f"own{n}": 1})
+
+    def common() -> set[str]:
+        return {term for term, found in lexical._postings.items() if found.common}
+
+    add(0, 100, "often")
+    assert not common()
+    add(100, 150, "often")
+    assert common() == {"often"}
+    add(150, 1_500, "other")
+    assert common() == {"often", "other"}  # a tenth: not yet half of the share
+    add(1_500, 3_000, "other")
+    assert common() == {"other"}  # though nobody wrote of it
+    assert len(worded(lexical, ["often"], 5_000)) == 150
+    positions.remove([f"f{n:05}" for n in range(140, 3_000)])
+    assert common() == {"often"}
+    assert len(worded(lexical, ["often"], 5_000)) == 140
+    assert not worded(lexical, ["other"], 5_000)
+    positions.remove([f"f{n:05}" for n in range(49, 140)])
+    assert not common()
+    assert len(worded(lexical, ["often"], 5_000)) == 49
+    positions.remove(positions.ids())
+    assert not lexical._postings
+    assert not lexical._common
+
+
+@pytest.mark.parametrize("k1", [0.0, 0.9, 1.2])
+def test_equal_texts_score_equally_whatever_form_their_terms_have_where_they_lie(
+    k1: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postings, "_COMMON_FROM", 50)
+    corpus = Corpus()
+    rng = np.random.default_rng(3)
+    texts = [[f"w{rank}" for rank in np.minimum(rng.zipf(1.2, 12), 300)] for _ in range(400)]
+    totals = []
+    for order in (range(400), range(60)):
+        lexical = LexicalIndex(Positions(), k1=k1, corpus=corpus)
+        lexical._positions.add([f"f{n}" for n in order])
+        lexical.add_all({f"f{n}": Counter(texts[n]) for n in order})
+        totals.append(lexical)
+    large, small = totals
+    assert len(large._common) > len(small._common)
+    for text in texts[:100]:
+        assert large.search(text, 9)[1][:60].tolist() == small.search(text, 9)[1].tolist()
 
 
 class Answers:
