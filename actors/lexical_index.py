@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -50,6 +50,51 @@ class Corpus:
         """How many members the term stands in."""
         found = (index._postings.get(term) for index in self._indexes)
         return sum(postings.members for postings in found if postings is not None)
+
+
+class Scores:
+    """The BM25 of a tier's members for one query, higher is better, 0 where a member has none of the terms.
+
+    Equal texts score equally: what a term adds is a float32, and sums of these are exact in 64 bits, in whichever
+    order. Of common terms, which add little each, only that is computed which is asked for.
+    """
+
+    def __init__(
+        self,
+        rare: NDArray[np.float64],
+        held_back: NDArray[np.float32],
+        common: Sequence[tuple[NDArray[np.uint16], np.float32]],
+    ) -> None:
+        """``rare``: (n,) what rare terms add up to. ``held_back``: (n,) what a count is set against. ``common``: of
+        each common term, the counts (n,) and what it adds at most."""
+        self._rare = rare
+        self._held_back = held_back
+        self._common = common
+
+    def of(self, positions: NDArray[np.int64] | slice) -> NDArray[np.float64]:
+        """(m,) the scores of the members at these positions."""
+        totals = self._rare[positions].copy()
+        for counts, weight in self._common:
+            totals += weight * _saturated(counts[positions].astype(np.float32), self._held_back[positions])
+        return totals
+
+    def contenders(self, k: int, mask: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+        """The positions of visible members, ascending, among which the best ``k`` of those with a score are.
+
+        Where more than the common terms can add parts the ``k``-th by rare terms from a member, it is none (the bound
+        of MaxScore: Turtle and Flood, 1995).
+        """
+        seen = self._rare > 0 if mask is None else (self._rare > 0) & mask
+        may = np.flatnonzero(seen)
+        if not self._common:
+            return may
+        most = sum(float(weight) for _, weight in self._common)
+        if len(may) >= k > 0:
+            rare = self._rare[may]
+            floor = float(np.partition(rare, len(rare) - k)[len(rare) - k])
+            if floor > most:
+                return may[rare >= floor - most]
+        return np.arange(len(self._rare)) if mask is None else np.flatnonzero(mask)
 
 
 class LexicalIndex:
@@ -138,24 +183,28 @@ class LexicalIndex:
 
     def search(
         self, terms: Iterable[str], k: int, mask: NDArray[np.bool_] | None = None
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    ) -> tuple[NDArray[np.int64], Scores]:
         """The positions of the best ``k`` visible members that have at least one of the terms, in no order, of equals
-        at the cut the first by id; and the BM25 of every member (n,), higher is better, 0 where it has none of them. A
-        term that stands twice counts twice.
+        at the cut the first by id; and what gives the BM25 of whichever members, while the lock is held. A term that
+        stands twice counts twice.
 
         ``mask``: (n,) bool, true where visible, aligned with the positions; it is applied before the cut and does not
         change the scores. Raises ``ValueError`` for another shape.
         """
         with self._lock:
             self._positions.check(mask)
-            asked = [(self._postings[t], n) for t, n in sorted(Counter(terms).items()) if t in self._postings]
-            totals = self._totals(asked) if asked else np.zeros(len(self._positions))
-            found = np.flatnonzero(totals > 0 if mask is None else (totals > 0) & mask)
-            return found[self._positions.best(found, totals[found], k)], totals
+            scores = self._scores({self._postings[t]: n for t, n in Counter(terms).items() if t in self._postings})
+            may = scores.contenders(k, mask)
+            # In order of memory, and nothing looked up, where it is all of them.
+            found = scores.of(slice(None) if len(may) == len(self._positions) else may)
+            if not found.all():
+                may, found = may[found > 0], found[found > 0]
+            return may[self._positions.best(may, found, k)], scores
 
-    def _totals(self, asked: list[tuple[Postings, int]]) -> NDArray[np.float64]:
-        """(n,) the BM25 score of every member. Equal texts score equally: what a term adds is a float32, and sums of
-        these are exact in 64 bits, in whichever order."""
+    def _scores(self, asked: Mapping[Postings, int]) -> Scores:
+        """``asked``: how often a query says each term."""
+        if not asked:
+            return Scores(np.zeros(len(self._positions)), np.empty(0, np.float32), [])
         members, length = self._corpus.size()
         held_back = self._lengths.values.astype(np.float32)
         held_back *= self._k1 * self._b * members / length
@@ -163,14 +212,11 @@ class LexicalIndex:
         np.maximum(held_back, np.finfo(np.float32).tiny, out=held_back)  # with k1 = 0 it would be 0 / 0
         weights = {
             postings: np.float32(times * (self._k1 + 1) * self._idf(postings.term, members))
-            for postings, times in asked
+            for postings, times in asked.items()
         }
         totals = self._rare_totals([postings for postings in weights if not postings.common], weights, held_back)
-        for postings in weights:
-            if postings.counts is not None:
-                counts = postings.counts.values.astype(np.float32)
-                totals += weights[postings] * _saturated(counts, held_back)
-        return totals
+        common = [(p.counts.values, weight) for p, weight in weights.items() if p.counts is not None]
+        return Scores(totals, held_back, common)
 
     def _rare_totals(
         self, rare: list[Postings], weights: Mapping[Postings, np.float32], held_back: NDArray[np.float32]

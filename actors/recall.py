@@ -119,7 +119,7 @@ def search(space: TierSpace, tier: Tier, plan: RecallPlan, k: int, admit: Callab
     """The union of the k nearest and the k best worded, each with both pieces of evidence, in no order."""
     with space.positions.lock:
         mask = space.mask(plan.visibility)
-        worded, bm25 = space.lexical.search(plan.terms if plan.profile.lexical else (), k, mask)
+        worded, scores = space.lexical.search(plan.terms if plan.profile.lexical else (), k, mask)
         positions, similarity = space.index.search(plan.vector, k, mask, also=worded)
         residents, slots = space.residents.values[positions], space.slots.values[positions].tolist()
         admitted = [slot is None or admit(slot, residents[place]) for place, slot in enumerate(slots)]
@@ -127,7 +127,7 @@ def search(space: TierSpace, tier: Tier, plan: RecallPlan, k: int, admit: Callab
             positions, similarity, residents = positions[admitted], similarity[admitted], residents[admitted]
         evidence = Evidence(
             similarity=similarity.astype(np.float64),
-            lexical=bm25[positions],
+            lexical=scores.of(positions),
             importance=space.importance.values[positions],
             asked=len(counted_entities(plan.entities, plan.profile)),
         )

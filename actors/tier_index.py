@@ -57,8 +57,9 @@ class TierIndex:
         with index.positions.lock:
             index.add(ids, vectors)             # then lexical.add(...), column.values[index.positions[id]] = ...
             mask = area.values == wanted        # (n,) bool; columns follow every removal by themselves
-            worded, bm25 = lexical.search(terms, 100, mask)
+            worded, scores = lexical.search(terms, 100, mask)
             positions, cosines = index.search(query, 100, mask, also=worded)
+            bm25 = scores.of(positions)
     """
 
     def __init__(self, dimension: int, kind: Kind = "auto", hnsw_above: int = HNSW_ABOVE) -> None:

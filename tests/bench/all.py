@@ -60,9 +60,9 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     ),
     "tenants": Benchmark(
         "tests.bench.tenants",
-        "--tenants 10 --active 5 --seconds 1",
+        "--tenants 10 --active 5 --seconds 1 --large 300",
         "",
-        "--tenants 100000 --active 1000 --facts 10",
+        "--tenants 100000 --active 1000 --facts 10 --large 200000",
     ),
     "recovery": Benchmark(
         "tests.bench.recovery",

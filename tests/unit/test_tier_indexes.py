@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import faiss
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -55,8 +55,8 @@ def worded(lexical: LexicalIndex, terms: list[str], k: int, mask: np.ndarray | N
     """What a search finds, best first, equals by id."""
     with lexical._positions.lock:
         positions, scores = lexical.search(terms, k, mask)
-        assert len(scores) == len(lexical._positions)
-        found = {lexical._positions.id_at(place): float(scores[place]) for place in positions}
+        ids = map(lexical._positions.id_at, positions.tolist())
+        found = dict(zip(ids, scores.of(positions).tolist(), strict=True))
     assert len(found) == len(positions)
     return ranked(found, len(found))
 
@@ -135,8 +135,9 @@ class TierMachine(RuleBasedStateMachine):
         found = worded(self.lexical, terms, k, mask)
         assert [score for _, score in found] == pytest.approx([score for _, score in ranked(visible, k)], rel=1e-5)
         assert dict(found) == pytest.approx({id: visible[id] for id, _ in found}, rel=1e-5)
-        _, totals = self.lexical.search(terms, k, mask)
-        told = {id: total for id, total in zip(self.index.ids(), totals.tolist(), strict=True) if total}
+        _, scored = self.lexical.search(terms, k, mask)
+        totals = scored.of(np.arange(len(self.members))).tolist()
+        told = {id: total for id, total in zip(self.index.ids(), totals, strict=True) if total}
         assert told == pytest.approx(scores, rel=1e-5)
         assert found == ranked({id: total for id, total in told.items() if id in visible}, k)
 
@@ -391,6 +392,29 @@ def test_a_term_is_common_while_its_share_of_the_tier_is_large(monkeypatch: pyte
     assert not lexical._common
 
 
+@given(seed=st.integers(0, 2**32 - 1), k=st.integers(1, 30), kept=st.sampled_from([0.2, 0.9, 1.0]))
+@settings(max_examples=60, deadline=None)
+def test_members_that_common_terms_cannot_lift_are_passed_over_and_none_that_they_can(
+    seed: int, k: int, kept: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    texts = {f"f{n:03}": [f"w{rank}" for rank in np.minimum(rng.zipf(1.3, 12), 200)] for n in range(300)}
+    words = [*texts["f007"], *texts["f011"]]
+    query = words + 2 * [word for word in words if int(word[1:]) > 20]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(postings, "_COMMON_FROM", 20)
+        lexical = LexicalIndex(Positions())
+        lexical._positions.add(list(texts))
+        lexical.add_all({id: Counter(words) for id, words in texts.items()})
+        mask = rng.random(300) < kept
+        _, scores = lexical.search(query, k, mask)
+        found = worded(lexical, query, k, mask)
+    event(f"passed over: {len(scores.contenders(k, mask)) < (scores._rare > 0)[mask].sum()}")
+    everyone = dict(zip(texts, scores.of(slice(None)).tolist(), strict=True))
+    visible = {id: score for (id, score), seen in zip(everyone.items(), mask, strict=True) if seen and score > 0}
+    assert found == ranked(visible, k)
+
+
 @pytest.mark.parametrize("k1", [0.0, 0.9, 1.2])
 def test_equal_texts_score_equally_whatever_form_their_terms_have_where_they_lie(
     k1: float, monkeypatch: pytest.MonkeyPatch
@@ -399,16 +423,17 @@ def test_equal_texts_score_equally_whatever_form_their_terms_have_where_they_lie
     corpus = Corpus()
     rng = np.random.default_rng(3)
     texts = [[f"w{rank}" for rank in np.minimum(rng.zipf(1.2, 12), 300)] for _ in range(400)]
-    totals = []
+    lexicals = []
     for order in (range(400), range(60)):
         lexical = LexicalIndex(Positions(), k1=k1, corpus=corpus)
         lexical._positions.add([f"f{n}" for n in order])
         lexical.add_all({f"f{n}": Counter(texts[n]) for n in order})
-        totals.append(lexical)
-    large, small = totals
+        lexicals.append(lexical)
+    large, small = lexicals
     assert len(large._common) > len(small._common)
     for text in texts[:100]:
-        assert large.search(text, 9)[1][:60].tolist() == small.search(text, 9)[1].tolist()
+        of_large, of_small = (lexical.search(text, 9)[1].of(np.arange(60)).tolist() for lexical in lexicals)
+        assert of_large == of_small
 
 
 class Answers:
