@@ -177,9 +177,7 @@ def available() -> Iterator[None]:
     try:
         yield
     except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError, sa.exc.TimeoutError) as error:
-        raise StoreUnavailable(
-            f"the store did not answer: {error.__class__.__name__}", retry_after_seconds=1
-        ) from error
+        raise StoreUnavailable("the store did not answer", retry_after_seconds=1) from error
 
 
 def told_by(error: sa.exc.SQLAlchemyError) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from muniment.cluster import launcher
 from muniment.cluster.settings import load
+from muniment.deploy import cli
 from muniment.deploy.commands import service
 from muniment.policies.errors import Unavailable
 
@@ -22,3 +23,14 @@ def test_only_what_this_start_wrote_is_told(tmp_path, monkeypatch, program, says
     monkeypatch.setattr(service, "_command", lambda _: [sys.executable, "-c", program])
     with pytest.raises(Unavailable, match=says):
         service.start_detached(load(data_dir=tmp_path))
+
+
+def test_whoever_runs_it_is_told_why_the_store_does_not_answer(monkeypatch, capsys):
+    monkeypatch.setenv("MUNIMENT_STORE__URL", "postgresql+psycopg://u:secret@127.0.0.1:9/x")  # nobody listens there
+    monkeypatch.setattr(sys, "argv", ["muniment", "migrate"])
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    said = capsys.readouterr().err
+    assert "the store did not answer" in said
+    assert "Connection refused" in said
+    assert "secret" not in said
