@@ -56,7 +56,8 @@ class Scores:
     """The BM25 of a tier's members for one query, higher is better, 0 where a member has none of the terms.
 
     Equal texts score equally: what a term adds is a float32, and sums of these are exact in 64 bits, in whichever
-    order. Of common terms, which add little each, only that is computed which is asked for.
+    order (unless one is a ten-millionth of another). Of common terms, which add little each, only that is computed
+    which is asked for.
     """
 
     def __init__(

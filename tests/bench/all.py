@@ -64,6 +64,9 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         "",
         "--tenants 100000 --active 1000 --facts 10 --large 200000",
     ),
+    "shards": Benchmark(
+        "tests.bench.shards", "--shards 1,2 --companies 4 --facts 20 --seconds 0.5", "--seconds 4", "--shards 1,2,4,8"
+    ),
     "recovery": Benchmark(
         "tests.bench.recovery",
         "--facts 100 --rounds 1",

@@ -102,16 +102,19 @@ def _fact(text: str, company: str, moment: datetime) -> Fact:
 
 
 @contextmanager
-def filled(groups: Sequence[tuple[Sequence[str], int]], **memory: Any) -> Iterator[tuple[Settings, list[str]]]:
+def filled(
+    groups: Sequence[tuple[Sequence[str], int]], url: str | None = None, **memory: Any
+) -> Iterator[tuple[Settings, list[str]]]:
     """A local Ray with the named Ray actors over a store, in a folder that goes: its settings, and texts to ask about.
 
-    ``groups``: companies, and how many facts each of them has; the first ones' texts are told. ``memory``: settings.
+    ``groups``: companies, and how many facts each of them has; the first ones' texts are told. ``url``: an empty store;
+    without one, SQLite in the folder. ``memory``: settings.
     """
     import ray
 
     before = dict(os.environ)
     with TemporaryDirectory(prefix="muniment-bench-", ignore_cleanup_errors=True) as folder:
-        settings = Settings(data_dir=Path(folder).resolve(), memory=memory)
+        settings = Settings(data_dir=Path(folder).resolve(), store={"url": url}, memory=memory)
         prepare_stores(settings, upgrade=False)
         texts, *_ = [fill(settings, *group, settings.memory.l1_capacity) for group in groups]
         os.environ.update(launcher.environment(settings))
