@@ -55,7 +55,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "recall": Benchmark(
         "tests.bench.recall",
         "--facts 100 --queries 4 --callers 1,4 --against inprocess",
-        "--queries 60",
+        "--queries 40",
         "",
     ),
     "tenants": Benchmark(
@@ -65,7 +65,10 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         "--tenants 100000 --active 1000 --facts 10 --large 200000",
     ),
     "shards": Benchmark(
-        "tests.bench.shards", "--shards 1,2 --companies 4 --facts 20 --seconds 0.5", "--seconds 4", "--shards 1,2,4,8"
+        "tests.bench.shards",
+        "--shards 1,2 --companies 4 --facts 20 --seconds 0.5",
+        "--companies 16 --facts 1000 --seconds 4",
+        "--shards 1,2,4,8",
     ),
     "recovery": Benchmark(
         "tests.bench.recovery",
@@ -73,7 +76,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         "--rounds 3",
         "--rounds 5 --tenants 1000 --facts-per-tenant 1000",
     ),
-    "logs": Benchmark("tests.bench.logs", "--queries 10 --modes full", "--queries 100", "--profile default,fast,paper"),
+    "logs": Benchmark("tests.bench.logs", "--queries 10 --modes full", "--queries 60", "--profile default,fast,paper"),
     "locomo": Benchmark(
         "tests.bench.locomo", "--profile fast", "--profile default,fast", "--profile default,fast,paper", needs="locomo"
     ),

@@ -11,6 +11,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -140,7 +141,7 @@ def _server(command: list[str], port: int, what: str, **options: Any) -> Iterato
         _until(lambda: _listens(port), process, what)
         yield port
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGINT)  # at SIGTERM, PostgreSQL waits for its clients to leave
         process.wait()
 
 
