@@ -246,7 +246,7 @@ class MemoryShard:
             reachable &= await self._flagged(company, undecided)
         tenant.used([c.resident.fact.id for c in found[: request.top_k]], now)
         return {
-            "candidates": [self._candidate(company, tenant, c) for c in found],
+            "candidates": [self._candidate(company, tenant, c, plan["bound"]) for c in found],
             "gate": gate.to_dict(),
             "tiers": [tier.value for tier in tiers],
             "degraded": None if reachable else STORE_UNREACHABLE,
@@ -254,9 +254,9 @@ class MemoryShard:
             **({} if as_router else {"extraction": [tenant.extraction.languages, tenant.extraction.patterns]}),
         }
 
-    def _candidate(self, company: str, tenant: Tenant, candidate: Candidate) -> Record:
+    def _candidate(self, company: str, tenant: Tenant, candidate: Candidate, bound: Record) -> Record:
         return {
-            **self._writer.handed_out(company, tenant, candidate.resident.fact),
+            **self._writer.handed_out(company, tenant, candidate.resident.fact, bound),
             "tier": candidate.tier.value,
             "score": candidate.score,
             "terms": candidate.terms,

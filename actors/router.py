@@ -80,9 +80,11 @@ class Router:
         filters: Record,
         min_score: float | None = None,
         moments: Record | None = None,
+        bound: Record | None = None,
     ) -> Record:
         """The answer of ``POST /v1/recall`` without its timings of the outside: results, best first, and the route.
 
+        ``bound``: the area and agent that the reader's key is bound to; evidence from elsewhere is left out.
         ``moments``: ``as_of`` and ``known_at``, where a time other than now is asked about.
         """
         started = time.perf_counter()
@@ -106,6 +108,7 @@ class Router:
                 "user": user,
                 "filters": filters,
                 "moments": moments or {},
+                "bound": bound or {},
             },
         )
         searched = time.perf_counter()

@@ -109,12 +109,13 @@ class SlotAudit:
         since: datetime | None,
         now: datetime,
         reader: str,
+        within: Callable[[Fact], bool],
     ) -> dict[str, Any]:
         """What ``policy`` would have decided differently: ``{decisions, slots, examined}``.
 
         Past decisions are decided again from the facts they were made of; slots are read under both policies. At most
         200 differences of each kind are listed; ``examined`` counts what was looked at. Personal slots of others than
-        ``reader`` are left out.
+        ``reader`` are left out, and so are differences between facts that are not all ``within`` what it may see.
         """
 
         def rules_for(slot: Slot) -> SlotRules:
@@ -125,13 +126,13 @@ class SlotAudit:
         decisions = [
             difference
             for entry in entries
-            if (difference := self._decided_anew(connection, company, entry, rules_for)) is not None
+            if (difference := self._decided_anew(connection, company, entry, rules_for, within)) is not None
         ]
         told = [slot for slot in memory_store.told_slots(connection, company, _EXAMINED) if slot.user in ("", reader)]
         slots = [
             difference
             for slot in told
-            if (difference := self._read_anew(connection, slot, rules_for(slot), since, now)) is not None
+            if (difference := self._read_anew(connection, slot, rules_for(slot), since, now, within)) is not None
         ]
         return {
             "decisions": decisions[:_LISTED],
@@ -146,6 +147,7 @@ class SlotAudit:
         company: str,
         entry: dict[str, Any],
         rules_for: Callable[[Slot], SlotRules],
+        within: Callable[[Fact], bool],
     ) -> dict[str, Any] | None:
         inputs = entry["inputs"]
         if "challenger" not in inputs:  # a fact that was moved into an empty slot: there was nothing to weigh
@@ -158,6 +160,8 @@ class SlotAudit:
             return None
         then = _rules_then(inputs["rules"])
         incumbents = _as_they_were(facts, inputs["incumbents"])
+        if not all(map(within, (challenger, *incumbents))):
+            return None
         heads = {key_of(fact, then): fact.id for fact in reversed(incumbents)}
         evidence = [
             replace(fact, corroborates=heads[key_of(fact, then)])
@@ -189,7 +193,13 @@ class SlotAudit:
         }
 
     def _read_anew(
-        self, connection: sa.Connection, slot: Slot, rules: SlotRules, since: datetime | None, now: datetime
+        self,
+        connection: sa.Connection,
+        slot: Slot,
+        rules: SlotRules,
+        since: datetime | None,
+        now: datetime,
+        within: Callable[[Fact], bool],
     ) -> dict[str, Any] | None:
         told = memory_store.slot_facts(connection, slot.company, [slot.key])[slot.key]
         told = [fact for fact in told if fact.status is not Status.DELETED]
@@ -203,7 +213,7 @@ class SlotAudit:
         held = as_of(records, now, known, lambda _: written, parents)
         would = as_of(records, now, known, lambda _: rules, parents)
         value, other = (None if fact is None else fact.value for fact in (held, would))
-        if value == other:
+        if value == other or not all(fact is None or within(fact) for fact in (held, would)):
             return None
         found = {"subject": slot.subject, "field": slot.field, "scope": slot.scope.value, "value": value}
         return {**found, "would_be": {"value": other, "fact": would.id if would is not None else None}}

@@ -469,15 +469,19 @@ class SlotWriter:
                 found.append(slot)
         return found
 
-    def handed_out(self, company: str, tenant: Tenant, fact: Fact) -> Record:
-        """A fact for an answer: with its owner, the sources that corroborate it, and a dispute where one is open."""
+    def handed_out(self, company: str, tenant: Tenant, fact: Fact, bound: Record) -> Record:
+        """A fact for an answer: with its owner, the sources that corroborate it, and a dispute where one is open.
+
+        ``bound``: the area and agent that the reader may see evidence of, as far as it is bound to one.
+        """
         slot = fact.slot
         note = tenant.notes.get(slot.key) if slot else None
         answer: Record = {"fact": fact_to_dict(fact), "owner": self.owner(company, fact), "evidence": []}
         if note is None:
             return answer
-        evidence = [f.source for f in note.facts if f.corroborates == fact.id]
-        answer["evidence"] = [source_to_dict(source) for source in evidence[-_EVIDENCE_SHOWN:]]
+        evidence = [f for f in note.facts if f.corroborates == fact.id]
+        evidence = [f for f in evidence if all(getattr(f, name) == label for name, label in bound.items())]
+        answer["evidence"] = [source_to_dict(f.source) for f in evidence[-_EVIDENCE_SHOWN:]]
         dispute = dispute_about(fact, note.conflicts)
         if dispute is not None:
             answer["dispute"] = {"conflict_id": dispute[0].id, "other": fact_to_dict(dispute[1])}

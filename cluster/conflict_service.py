@@ -207,8 +207,9 @@ class ConflictService:
         def read() -> tuple[list[Conflict], dict[str, Fact], list[tuple[str, int]]]:
             with self._engine.connect() as connection:
                 found = self._audit.open_by_damage(connection, company, request.subject, now)
-                found = [c for c in map(self._in_force(company), found) if _own_scope(principal, c)]
                 facts = _sides(connection, company, found)
+                found = [c for c in found if _own_scope(principal, c) and _seen(principal, c, facts)]
+                found = list(map(self._in_force(company), found))
                 return found, facts, self._audit.most_overruled(connection, company)
 
         found, facts, overruled = await in_thread(read)
@@ -228,7 +229,15 @@ class ConflictService:
 
         def read() -> Answer:
             with self._engine.connect() as connection:
-                return self._audit.simulate(connection, company, request.policy, request.since, now, principal.actor)
+                return self._audit.simulate(
+                    connection,
+                    company,
+                    request.policy,
+                    request.since,
+                    now,
+                    principal.actor,
+                    lambda fact: within(principal, fact),
+                )
 
         return await in_thread(read)
 

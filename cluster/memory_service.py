@@ -205,6 +205,7 @@ class MemoryService:
             user=principal.actor,
             filters=filters,
             min_score=request.min_score,
+            bound=_bound(principal, None, None),
             moments=moments,
         )
         results = []
@@ -303,7 +304,7 @@ class MemoryService:
                 raise NotFound("there is no such fact")
             key = fact.slot.key if fact.slot else None
             siblings = memory_store.slot_facts(connection, company, [key], [Status.CURRENT])[key] if key else []
-        return fact, [f.source for f in siblings if f.corroborates == fact.id][-20:]
+        return fact, [f.source for f in siblings if f.corroborates == fact.id and within(principal, f)][-20:]
 
     async def memory_history(self, principal: Principal, id: str) -> Answer:
         """What became of a fact, oldest first: when it was recorded, and every decision it took part in."""

@@ -1,0 +1,85 @@
+"""What a key that is bound to an area sees of others: nothing, whichever way it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from muniment.cluster.schemas import AuditRequest, FactsQuery, RecallRequest, RememberRequest, SimulateRequest
+from muniment.policies.access import Principal
+from tests.stores import Stores
+from tests.unit.service_world import ServiceWorld
+from tests.unit.test_memory_shard import at, run
+
+CRM = {"kind": "system_of_record", "id": "crm"}
+LEDGER = {"kind": "system_of_record", "id": "finance-ledger", "author": "cfo"}
+
+
+@pytest.fixture
+def world(stores: Stores) -> Iterator[ServiceWorld]:
+    world = ServiceWorld(stores)
+    yield world
+    world.close()
+
+
+def told(field: str, value: str, area: str, source: Any = CRM, **more: Any) -> dict[str, Any]:
+    slot = {"subject": "Aurora", "field": field, "value": value}
+    return {"text": f"the {field} of Aurora is {value}", **slot, "area": area, "source": source, **more}
+
+
+async def tell(world: ServiceWorld, *facts: dict[str, Any]) -> list[str]:
+    answer = await world.memory.remember(world.principal(), RememberRequest.model_validate({"facts": facts}))
+    return [result["id"] for result in answer["results"]]
+
+
+def readers(world: ServiceWorld) -> dict[str | None, Principal]:
+    """An unbound key, and one of each area."""
+    return {area: world.principal(f"of-{area}", "curator", area=area) for area in (None, "sales", "finance")}
+
+
+def test_evidence_from_another_area_is_not_shown(world: ServiceWorld) -> None:
+    async def scenario() -> None:
+        id, _ = await tell(world, told("terms", "30 days", "sales"), told("terms", "30 days", "finance", LEDGER))
+        asked = RecallRequest(query="terms of Aurora")
+        slot = FactsQuery(subject="Aurora", field="terms")
+        for area, shown in ((None, ["finance-ledger"]), ("sales", [])):
+            reader = readers(world)[area]
+            [found] = (await world.memory.recall(reader, asked))["results"]
+            one = await world.memory.get_memory(reader, id)
+            current = (await world.memory.facts(reader, slot))["current"]
+            for fact in (found["fact"], one, current):
+                assert (fact["id"], [source["id"] for source in fact["evidence"]]) == (id, shown)
+
+    run(scenario())
+
+
+def test_the_audit_lists_conflicts_of_the_area_alone(world: ServiceWorld) -> None:
+    async def scenario() -> None:
+        await tell(world, told("contact", "Dana", "finance"), told("contact", "Lee", "finance", LEDGER))
+        listed = {
+            area: len((await world.conflicts_of.audit_conflicts(reader, AuditRequest()))["conflicts"])
+            for area, reader in readers(world).items()
+        }
+        assert listed == {None: 1, "sales": 0, "finance": 1}
+
+    run(scenario())
+
+
+def test_a_simulation_tells_of_the_area_alone(world: ServiceWorld) -> None:
+    async def scenario() -> None:
+        summary = {"kind": "agent_summary", "id": "s"}
+        await tell(world, told("contact", "Dana", "finance", summary, effective_at=at(-2).isoformat()))
+        await tell(world, told("contact", "Lee", "finance", effective_at=at(-3).isoformat()))
+        policy = {"ranks": [["agent_summary"], ["system_of_record"]]}
+        asked = SimulateRequest.model_validate({"policy": policy})
+        different = {
+            area: (await world.conflicts_of.simulate_policy(reader, asked)) for area, reader in readers(world).items()
+        }
+        assert different["finance"] == different[None]
+        assert different["finance"]["different"] == {"decisions": 1, "slots": 1}
+        assert different["sales"]["different"] == {"decisions": 0, "slots": 0}
+        assert (different["sales"]["decisions"], different["sales"]["slots"]) == ([], [])
+
+    run(scenario())
