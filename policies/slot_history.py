@@ -142,10 +142,10 @@ class _Court:
         ranks = self.place(left.fact, rules) - self.place(right.fact, rules)
         if ranks != 0:
             return ranks
-        undated = self._dated_elsewhere(left, right, rules) - self._dated_elsewhere(right, left, rules)
+        undated = self._dated_elsewhere(left, right, rules, met_at) - self._dated_elsewhere(right, left, rules, met_at)
         if undated != 0:
             return undated
-        return -1 if _later(left.fact, right.fact, rules, met_at) else 1
+        return -1 if self._newer(left.fact, right.fact, rules, met_at) else 1
 
     def reign(self, fact: _Known, stronger: Sequence[tuple[_Known, list[_Span]]]) -> list[_Span]:
         """When the fact holds: its period, up to where the first stronger fact takes over from it for good."""
@@ -159,15 +159,33 @@ class _Court:
                 spans = _without(spans, span, span[1] if other.ends <= met_at else DUSK)
         return spans
 
-    def _dated_elsewhere(self, undated: _Known, other: _Known, rules: SlotRules) -> bool:
-        """Whether it is an undated corroboration, and an equally strong one gives its value a date: that one counts."""
+    def _newer(self, winner: Fact, loser: Fact, rules: SlotRules, met_at: datetime) -> bool:
+        """Whether it is the stronger of two of one rank: by date; whoever was there first stands where that is equal.
+
+        Where no two dates tell, the first loses if it was past its review when the other came. Evidence is past its
+        review when what it stands by is.
+        """
+        first, second = sorted((winner, loser), key=first_recorded)
+        if winner.effective_at is None or loser.effective_at is None or start(winner) == start(loser):
+            head = next((k.fact for k in self.known if k.fact.id == first.corroborates), first)
+            review_at = review_date(head, rules)
+            if review_at is not None and review_at <= met_at:
+                return winner is second
+        if start(winner) != start(loser):
+            return start(winner) > start(loser)
+        return winner is first
+
+    def _dated_elsewhere(self, undated: _Known, other: _Known, rules: SlotRules, met_at: datetime) -> bool:
+        """Whether it is undated, and an equally strong fact that stood with it had a date: that one counts."""
         fact = undated.fact
-        if fact.effective_at is not None or fact.corroborates is None:
+        if fact.effective_at is not None:
             return False
         place = self.place(fact, rules)
         return any(
             k.value == undated.value
             and k.fact.effective_at is not None
+            and (fact.corroborates is not None or k.fact.corroborates == fact.id)
+            and k.fact.recorded_at <= met_at
             and overlap(k.fact, other.fact)
             and self.place(k.fact, rules) == place
             for k in self.known
@@ -190,16 +208,6 @@ def _ruled_over(winner: _Known, loser: _Known) -> bool:
     if loser.ruled_at is not None:
         return winner.ruled_at > loser.ruled_at
     return start(loser.fact) <= winner.ruled_at
-
-
-def _later(winner: Fact, loser: Fact, rules: SlotRules, met_at: datetime) -> bool:
-    if start(winner) != start(loser):
-        return start(winner) > start(loser)
-    # Equal dates: whoever was there first stands, unless it was past its review when the other came.
-    first, second = sorted((winner, loser), key=first_recorded)
-    review_at = review_date(first, rules)
-    stale = review_at is not None and review_at <= met_at
-    return winner is (second if stale else first)
 
 
 @dataclass(frozen=True, slots=True)

@@ -450,3 +450,12 @@ def test_the_value_that_is_kept_is_the_one_that_the_conflict_is_about(bench: Ben
     answer = rule(bench, kim["conflict_id"], decision="keep_incumbent")
     assert answer["current"]["value"] == "Lee"
     holds(bench, {1: "Lee", 5: "Lee", 7: "Moe"})
+
+
+def test_what_was_past_its_review_loses_an_undated_tie_in_as_of_too(bench: Bench) -> None:
+    tell(bench, contact("Dana", review_at=at(1)))
+    bench.now = at(2)
+    (lee,) = tell(bench, contact("Lee", -3))
+    assert (lee["outcome"], lee["rule"]) == ("replaced", "past_review_loses_tie")
+    assert (held(bench), held(bench, as_of=at(2)), values(bench, moments={"as_of": at(2)})) == ("Lee", "Lee", ["Lee"])
+    assert held(bench, as_of=at(2), known_at=at(1)) == "Dana"

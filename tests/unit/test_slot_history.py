@@ -162,6 +162,49 @@ def test_what_is_current_is_what_as_of_says_now_and_later(facts: list[Fact]) -> 
             assert values(slot.current(later)) == values(slot.as_of(later))
 
 
+@st.composite
+def reviewed_facts(draw: st.DrawFn) -> list[Fact]:
+    """Up to five facts of two values, told one after another: dated before that or undated, some to be reviewed."""
+    facts: list[Fact] = []
+    recorded = 0.0
+    for number in range(draw(st.integers(2, 5))):
+        recorded += draw(st.sampled_from([0.5, 1, 3]))
+        before = draw(st.none() | st.integers(1, 8))
+        review = draw(st.none() | st.integers(1, 2))
+        facts.append(
+            told(
+                f"f{number}",
+                draw(st.sampled_from("AB")),
+                day(recorded),
+                draw(st.sampled_from([SourceKind.SYSTEM_OF_RECORD, SourceKind.AGENT_SUMMARY])),
+                effective_at=None if before is None else day(recorded - before - number / 10),
+                review_at=None if review is None else day(recorded + review),
+            )
+        )
+    return facts
+
+
+UNDATED = told("f0", "A", NOW, review_at=day(1))
+
+
+@settings(max_examples=200, deadline=None)
+@given(reviewed_facts())
+@example([UNDATED, told("f1", "B", day(2), effective_at=day(-3))])
+@example([UNDATED, told("f1", "A", day(1), effective_at=day(-5)), told("f2", "B", day(2), effective_at=day(-3))])
+@example(
+    [
+        told("f0", "A", NOW, WEAK, review_at=day(1)),
+        told("f1", "A", day(0.5), STRONG),
+        told("f2", "B", day(2), STRONG, effective_at=day(-3)),
+    ]
+)
+def test_undated_and_stale_facts_are_decided_alike_now_and_in_as_of(facts: list[Fact]) -> None:
+    slot = Slot()
+    for fact in facts:
+        slot.tell(fact)
+        assert values(slot.current(fact.recorded_at)) == values(slot.as_of(fact.recorded_at))
+
+
 @settings(max_examples=60, deadline=None)
 @given(dated_facts(ending=False, ahead=False), st.integers(-21, 0), st.integers(0, 5))
 def test_known_at_ignores_what_came_later(facts: list[Fact], instant: int, seen: int) -> None:
