@@ -157,19 +157,22 @@ class MemoryShard:
         dimension = len(vectors) // 4 // len(facts)
         await self._tenants.get(company, dimension)
         decide = partial(self._writer.remember, company=company, facts=facts, vectors=vectors, **arguments)
-        return await self._write(company, dimension, decide)
+        return await self._write(company, dimension, decide, arguments["actor"])
 
     async def retire(self, company: str, **arguments: Any) -> Record:
         """Deletes, corrects or expires a fact (``SlotWriter.retire``)."""
-        return await self._write(company, None, partial(self._writer.retire, company=company, **arguments))
+        retire = partial(self._writer.retire, company=company, **arguments)
+        return await self._write(company, None, retire, arguments["actor"])
 
     async def correct(self, company: str, **arguments: Any) -> Record:
         """Puts the right text and value in a wrong fact's place (``SlotRulings.correct``)."""
-        return await self._write(company, None, partial(self._rulings.correct, company=company, **arguments))
+        correct = partial(self._rulings.correct, company=company, **arguments)
+        return await self._write(company, None, correct, arguments["actor"])
 
     async def resolve(self, company: str, **arguments: Any) -> Record:
         """Carries out an owner's ruling (``SlotRulings.resolve``)."""
-        return await self._write(company, None, partial(self._rulings.resolve, company=company, **arguments))
+        resolve = partial(self._rulings.resolve, company=company, **arguments)
+        return await self._write(company, None, resolve, arguments["actor"])
 
     async def flag(self, company: str, slots: Sequence[Sequence[str]]) -> Record:
         """Opens conflicts for values of these slots (scope, user, subject, field) that nobody decided about."""
@@ -192,9 +195,8 @@ class MemoryShard:
 
     async def erase_user(self, company: str, user: str, actor: Record) -> Record:
         """Deletes a user's personal facts for good, with counts."""
-        return await self._write(
-            company, None, partial(self._writer.erase_user, company=company, user=user, actor=actor)
-        )
+        erase = partial(self._writer.erase_user, company=company, user=user, actor=actor)
+        return await self._write(company, None, erase, actor)
 
     async def erase_company(self, company: str) -> Record:
         """Deletes all that the store has of a company, its decisions included: ``{"erased": {table: rows}}``."""
@@ -425,9 +427,17 @@ class MemoryShard:
     # --- writing
 
     async def _write(
-        self, company: str, dimension: int | None, decide: Callable[[sa.Connection, Tenant], Written]
+        self,
+        company: str,
+        dimension: int | None,
+        decide: Callable[[sa.Connection, Tenant], Written],
+        actor: Record | None = None,
     ) -> Record:
-        """Runs ``decide`` on the writing thread, inside the transaction, with the company loaded."""
+        """Runs ``decide`` on the writing thread, inside the transaction, with the company loaded.
+
+        Raises ``NotFound`` where the company was erased meanwhile, also where its name is in use again.
+        """
+        since = None if actor is None else actor.get("company_since")
         if company not in self._tenants.by_company and not self._committer.fenced:
             with available():  # beside the work: between two writes it would hold up those of all others
                 await self._tenants.load(company, dimension)
@@ -435,6 +445,7 @@ class MemoryShard:
         def body(connection: sa.Connection) -> tuple[Written, Tenant]:
             self._fence.require_company(company)
             tenant = self._tenants.to_change(connection, company, dimension)
+            self._policies.require_open(company, since)
             plans = tenant.plans
             try:
                 written = decide(connection, tenant)

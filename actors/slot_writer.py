@@ -70,6 +70,10 @@ class Policies(Protocol):
         """Has ``known``, ``memory`` and ``threshold`` say what holds now; False where that cannot be asked."""
         ...
 
+    def require_open(self, company: str, since: int | None) -> None:
+        """Raises ``NotFound`` where the company was erased, or made anew after ``since`` (None: whenever it was)."""
+        ...
+
     def rules_at(self, slot: Slot) -> RulesAt:
         """The slot's rules as the policy stood at a moment."""
         ...
@@ -97,7 +101,8 @@ class SlotWriter:
         self._clock = clock
         self._role = role
         self._last = floor or datetime.min.replace(tzinfo=clock().tzinfo)
-        self._rules: dict[tuple[str, int, Slot], SlotRules] = {}
+        #: With the policy that they are of: versions begin anew in a company that has the name of an erased one.
+        self._rules: dict[tuple[str, Slot], tuple[PrecedencePolicy, SlotRules]] = {}
         self._remembered = 0
         self.log = DecisionLog(t.decisions, t.decision_heads)
 
@@ -396,7 +401,7 @@ class SlotWriter:
 
     def _rules_in_force(self, company: str) -> tuple[int, Callable[[Slot], SlotRules]]:
         version, policy = self._policies.known(company)
-        return version, lambda slot: self._rules_of(company, version, policy, slot)
+        return version, lambda slot: self._rules_of(company, policy, slot)
 
     def _tick(self) -> datetime:
         """The time, later at each call, so that the order of recording is never in doubt."""
@@ -411,16 +416,15 @@ class SlotWriter:
 
     def rules(self, company: str, slot: Slot) -> SlotRules:
         """What the company's policy says of a slot, as it was when it was last asked."""
-        version, policy = self._policies.known(company)
-        return self._rules_of(company, version, policy, slot)
+        return self._rules_of(company, self._policies.known(company)[1], slot)
 
-    def _rules_of(self, company: str, version: int, policy: PrecedencePolicy, slot: Slot) -> SlotRules:
-        key = (company, version, slot)
-        rules = self._rules.get(key)
-        if rules is None:
+    def _rules_of(self, company: str, policy: PrecedencePolicy, slot: Slot) -> SlotRules:
+        known, rules = self._rules.get((company, slot), (None, None))
+        if rules is None or known is not policy:
             if len(self._rules) >= _RULES_CACHED:
                 self._rules.clear()
-            rules = self._rules[key] = resolve(policy, slot)
+            rules = resolve(policy, slot)
+            self._rules[company, slot] = (policy, rules)
         return rules
 
     def owner(self, company: str, fact: Fact) -> str:

@@ -58,6 +58,7 @@ def actor_record(principal: Principal) -> Record:
     return {
         "id": principal.actor,
         "groups": sorted(principal.groups),
+        "company_since": principal.company_since,
         "may_claim_record": permitted_source_kind(principal, SourceKind.SYSTEM_OF_RECORD),
     }
 
@@ -204,8 +205,8 @@ class MemoryService:
             profile=request.profile.value,
             user=principal.actor,
             filters=filters,
-            min_score=request.min_score,
             bound=_bound(principal, None, None),
+            min_score=request.min_score,
             moments=moments,
         )
         results = []

@@ -90,7 +90,10 @@ DEFAULT_SOURCE_KINDS: Mapping[Role, frozenset[SourceKind]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What a key was made for. ``company`` is None for an operator key only; ``source_kinds`` None: by role."""
+    """What a key was made for. ``company`` is None for an operator key only; ``source_kinds`` None: by role.
+
+    ``company_since``: when its company was made, microseconds, as read with the key: another one may get the name.
+    """
 
     key_id: str
     company: str | None
@@ -101,6 +104,7 @@ class Grant:
     area: str | None = None
     agent: str | None = None
     expires_at: datetime | None = None
+    company_since: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +120,7 @@ class Principal:
     source_kinds: frozenset[SourceKind] = frozenset()
     area: str | None = None
     agent: str | None = None
+    company_since: int | None = None
 
 
 def principal_of(grant: Grant, now: datetime, x_user: str | None = None, x_company: str | None = None) -> Principal:
@@ -145,6 +150,7 @@ def principal_of(grant: Grant, now: datetime, x_user: str | None = None, x_compa
         source_kinds=source_kinds_of(grant),
         area=grant.area,
         agent=grant.agent,
+        company_since=grant.company_since,
     )
 
 

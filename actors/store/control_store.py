@@ -12,7 +12,7 @@ import hmac
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -217,7 +217,7 @@ class ControlStore:
 
     def _grant_of(self, key: str, key_id: str) -> Grant | None:
         query = (
-            sa.select(access_keys)
+            sa.select(access_keys, companies.c.created_at.label("company_since"))
             .outerjoin(companies, companies.c.company == access_keys.c.company)
             .where(access_keys.c.id == key_id, companies.c.closing.is_not(True))
         )
@@ -225,7 +225,7 @@ class ControlStore:
             row = connection.execute(query).first()
         if row is None or not hmac.compare_digest(bytes(row.hash), key_hash(key)):
             return None
-        return _grant(row)
+        return replace(_grant(row), company_since=row.company_since)
 
     def keys(self, company: str, after: str = "", limit: int = 200) -> list[KeyRecord]:
         """The keys of a company whose id is larger than ``after``, oldest first."""
@@ -285,7 +285,10 @@ class ControlStore:
             return _newest(connection, memory_policies, {"company": company})
 
     def in_force(self, company: str) -> InForce:
-        """Changes with whatever is written for the company's memory; to know whether a copy is still right."""
+        """Changes with whatever is written for the company's memory; to know whether a copy is still right.
+
+        The last one is when the company was made, None where there is none that anybody acts for.
+        """
 
         def read() -> InForce:
             with self._reading() as connection:
@@ -394,7 +397,8 @@ _KINDS = {classifications: "classification", precedence_policies: "policy", memo
 
 
 def _in_force() -> sa.Select[Any]:
-    """The version and time of each policy's newest version, and the time of the newest calibration."""
+    """The version and time of each policy's newest version, the time of the newest calibration, and when the company
+    was made: None where there is none that anybody acts for."""
     company = sa.bindparam("company", type_=sa.String)
     newest = [
         sa.select(column).where(table.c.company == company).order_by(table.c.version.desc()).limit(1).scalar_subquery()
@@ -402,7 +406,8 @@ def _in_force() -> sa.Select[Any]:
         for column in (table.c.version, table.c.at)
     ]
     calibrated = sa.select(sa.func.max(calibrations.c.at)).where(calibrations.c.company == company)
-    return sa.select(*newest, calibrated.scalar_subquery())
+    made = sa.select(companies.c.created_at).where(companies.c.company == company, companies.c.closing.is_not(True))
+    return sa.select(*newest, calibrated.scalar_subquery(), made.scalar_subquery())
 
 
 _IN_FORCE = _in_force()

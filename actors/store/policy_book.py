@@ -13,7 +13,7 @@ from datetime import datetime
 
 from muniment.actors.store.control_store import Calibration, ControlStore, InForce, Versioned
 from muniment.actors.store.reach import Reach
-from muniment.policies.errors import StoreUnavailable
+from muniment.policies.errors import NotFound, StoreUnavailable
 from muniment.policies.memory_policy import MemoryPolicy
 from muniment.policies.model import Slot
 from muniment.policies.precedence_policy import PrecedencePolicy, SlotRules, parse_policy, resolve
@@ -69,6 +69,15 @@ class PolicyBook:
     def calibration(self, company: str, model: str) -> Calibration | None:
         """What the company's threshold was found by, None where it is the model's own."""
         return self._known(company).calibrations.get(model)
+
+    def require_open(self, company: str, since: int | None) -> None:
+        """Raises ``NotFound`` where the company, as it was when it was last asked about, was erased or is being so.
+
+        ``since``: when it was made, as the caller's key says; another company may have the name by now.
+        """
+        made = self._known(company).state[-1]
+        if made is None or since not in (None, made):
+            raise NotFound("there is no such company")
 
     async def refresh(self, company: str) -> bool:
         """Has ``known``, ``memory`` and ``threshold`` say what is in force now.
