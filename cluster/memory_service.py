@@ -331,16 +331,19 @@ class MemoryService:
         self, principal: Principal, id: str, status: Status, reason: str, request: Write | None = None
     ) -> Answer:
         company = require_company(principal)
-        await in_thread(self._get, principal, id)
-        answer: Answer = await self._shard_of(company).retire(
-            company=company,
-            id=id,
-            status=status.value,
-            reason=reason,
-            actor=actor_record(principal),
-            own_only=require(principal, Permission.CORRECT_FACTS) is Extent.OWN,
-            request=request_record(principal, request, "expire", id),
-        )
+        again = request_record(principal, request, "expire", id)
+        answer: Answer | None = await self._replayed(company, again)
+        if answer is None:
+            await in_thread(self._get, principal, id)
+            answer = await self._shard_of(company).retire(
+                company=company,
+                id=id,
+                status=status.value,
+                reason=reason,
+                actor=actor_record(principal),
+                own_only=require(principal, Permission.CORRECT_FACTS) is Extent.OWN,
+                request=again,
+            )
         return answer
 
     async def correct_memory(self, principal: Principal, id: str, request: CorrectRequest) -> Answer:
