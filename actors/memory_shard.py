@@ -86,6 +86,7 @@ class MemoryShard:
     VERBS = frozenset(
         {
             "remember",
+            "remember_rejected",
             "recall",
             "observe",
             "retire",
@@ -158,6 +159,20 @@ class MemoryShard:
         await self._tenants.get(company, dimension)
         decide = partial(self._writer.remember, company=company, facts=facts, vectors=vectors, **arguments)
         return await self._write(company, dimension, decide, arguments["actor"])
+
+    async def remember_rejected(self, company: str, actor: Record, request: Record) -> Record:
+        """Keeps that nothing of a request was to be stored (``SlotWriter.remember_rejected``). Loads nothing.
+
+        Raises ``NotFound`` where the company was erased meanwhile, also where its name is in use again.
+        """
+
+        def body(connection: sa.Connection) -> Record:
+            self._fence.require_company(company)
+            self._policies.current(company)
+            self._policies.require_open(company, actor.get("company_since"))
+            return self._writer.remember_rejected(connection, company, actor, request)
+
+        return await asyncio.wrap_future(self._committer.submit(body))
 
     async def retire(self, company: str, **arguments: Any) -> Record:
         """Deletes, corrects or expires a fact (``SlotWriter.retire``)."""

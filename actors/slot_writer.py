@@ -143,6 +143,17 @@ class SlotWriter:
         self.remember_answer(connection, company, request, book, written)
         return written
 
+    def remember_rejected(self, connection: sa.Connection, company: str, actor: Record, request: Record) -> Record:
+        """The answer ``{"results": []}`` to a request of which everything was rejected before it came here, kept for
+        its key. Raises ``IdempotencyMismatch``."""
+        book = self.book(connection, company, actor)
+        before = self.answered(connection, company, request, book)
+        if before is not None:
+            return before
+        written = Written({"results": []})
+        self.remember_answer(connection, company, request, book, written)
+        return written.answer
+
     def answered(
         self, connection: sa.Connection, company: str, request: Record | None, book: SlotBook
     ) -> Record | None:

@@ -131,16 +131,22 @@ class MemoryService:
                 code = refusal.fields.get("problem", refusal.code)
                 problem = {"code": code, "detail": refusal.detail}
                 results.append({"id": None, "outcome": "rejected", "problem": problem})
+        # What a key may say can change between two tries, and then the second is another request.
+        rejected = [str(place) for place, result in enumerate(results) if result is not None]
+        again = request_record(principal, request, *rejected)
+        answer = await self._replayed(company, again)
+        if answer is None:
+            answer = await self._remembered(company, told, actor_record(principal), again)
+        accepted = iter(answer["results"])
+        return {"results": [next(accepted) if result is None else result for result in results]}
+
+    async def _remembered(self, company: str, told: list[Record], actor: Record, request: Record) -> Record:
+        answer: Record = {"results": []}
         if told:
-            # What a key may say can change between two tries, and then the second is another request.
-            rejected = [str(place) for place, result in enumerate(results) if result is not None]
-            again = request_record(principal, request, *rejected)
-            answer = await self._replayed(company, again) or await self._router.remember(
-                company=company, facts=told, actor=actor_record(principal), request=again
-            )
-            accepted = iter(answer["results"])
-            results = [next(accepted) if result is None else result for result in results]
-        return {"results": results}
+            answer = await self._router.remember(company=company, facts=told, actor=actor, request=request)
+        elif request["named"]:
+            answer = await self._shard_of(company).remember_rejected(company=company, actor=actor, request=request)
+        return answer
 
     def _told(self, principal: Principal, company: str, fact: FactIn) -> Fact:
         if not permitted_source_kind(principal, fact.source.kind):

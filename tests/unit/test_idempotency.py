@@ -39,3 +39,21 @@ def test_expiring_again_is_answered_also_after_the_fact_was_deleted(world: Servi
             await world.memory.expire_memory(root, result["id"], request.model_copy(update={"reason": "lost"}))
 
     run(scenario())
+
+
+def test_a_batch_of_which_everything_was_rejected_has_its_key(world: ServiceWorld) -> None:
+    async def scenario() -> None:
+        bot = world.principal("bot", "agent", source_kinds=frozenset())
+        first = await world.memory.remember(bot, batch("the kettle is blue", idempotency_key="k"))
+        assert [result["outcome"] for result in first["results"]] == ["rejected"]
+        assert await world.memory.remember(bot, batch("the kettle is blue", idempotency_key="k")) == first
+        other = batch("the kettle is red", idempotency_key="k")
+        for teller in (bot, world.principal("bot")):  # also where it may say so by now
+            with pytest.raises(IdempotencyMismatch):
+                await world.memory.remember(teller, other)
+        # Nothing was loaded for it before anybody knew how long a vector is.
+        root = world.principal()
+        [result] = (await world.memory.remember(root, batch("the kettle is blue", idempotency_key="k")))["results"]
+        assert result["outcome"] == "stored"
+
+    run(scenario())
