@@ -315,6 +315,7 @@ def load(**flags: Any) -> Settings:
     Raises ``ConfigurationError``, whose detail starts with the key that is wrong.
     """
     _refuse_unknown_variables()
+    _refuse_what_is_no_mapping()
     try:
         return _with_password(Settings(**_said(flags)))
     except ValidationError as error:
@@ -322,8 +323,21 @@ def load(**flags: Any) -> Settings:
         raise ConfigurationError("; ".join(problems)) from None
     except SettingsError as error:
         raise ConfigurationError(f"{error}") from None
+
+
+def _refuse_what_is_no_mapping() -> None:
+    """Raises ``ConfigurationError`` for a settings file that is not YAML with names and what they are set to."""
+    path = settings_file()
+    if path is None:
+        return
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path}: not UTF-8") from None
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{settings_file()}: not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigurationError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if content is not None and not (isinstance(content, dict) and all(isinstance(name, str) for name in content)):
+        raise ConfigurationError(f"{path}: must have names of groups, each with its settings")
 
 
 def _with_password(settings: Settings) -> Settings:

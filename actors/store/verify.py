@@ -15,7 +15,7 @@ from muniment.actors.store.decision_log import DecisionLog
 from muniment.actors.store.memory_store import fact_row
 from muniment.actors.store.transfer import Engines, snapshots
 from muniment.actors.wire import fact_from_dict, unpack
-from muniment.policies.errors import CorruptData
+from muniment.policies.errors import CorruptData, NotFound
 from muniment.policies.fingerprint import company_prefix
 from muniment.policies.model import Status
 
@@ -48,7 +48,10 @@ class Report:
 
 
 def verify(engines: Engines, company: str | None = None) -> Report:
-    """Walks all that is stored (of one company), as it was at one moment."""
+    """Walks all that is stored (of one company), as it was at one moment.
+
+    Raises ``NotFound`` where nothing is stored of a company of this name.
+    """
     report = Report()
     with snapshots(engines) as connections:
         logs = (
@@ -65,6 +68,8 @@ def verify(engines: Engines, company: str | None = None) -> Report:
         _belongings(connections["memory"], company, report)
         _effects(connections["effects"], company, report)
         _companies(connections, company, report)
+    if company is not None and not report.checked.total():
+        raise NotFound("there is no such company")
     return report
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from muniment.cluster.schemas.base import Items, Listed, Moment, Name, Page, Request, problem
+from muniment.cluster.schemas.base import Flag, Items, Listed, Moment, Name, Page, Request, problem
 from muniment.policies.access import Role, checked_user
 from muniment.policies.errors import InvalidInput
 from muniment.policies.model import SourceKind
@@ -63,14 +63,14 @@ class KeysQuery(Page):
 class ScaleRequest(Request):
     """How many there are to be; what is absent stays as it is."""
 
-    shards: Annotated[int, Field(ge=1, le=256)] | None = None
-    ledgers: Annotated[int, Field(ge=1, le=256)] | None = None
-    routers: Annotated[int, Field(ge=1, le=1024)] | None = None
-    workers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    shards: Annotated[int, Field(strict=True, ge=1, le=256)] | None = None
+    ledgers: Annotated[int, Field(strict=True, ge=1, le=256)] | None = None
+    routers: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
+    workers: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
 
 
 class PlaceRequest(Request):
     """Where a company is kept. ``pinned``: it is never unloaded. What is absent stays as it is."""
 
-    pinned: bool | None = None
-    own_shard: bool | None = None
+    pinned: Flag | None = None
+    own_shard: Flag | None = None

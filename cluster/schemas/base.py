@@ -248,9 +248,10 @@ Value = Annotated[
 #: A number in [0, 1].
 Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+PageLimit = Annotated[int, Field(strict=True, ge=1, le=MAX_PAGE)]
 #: The same from a query string.
 QueryShare = Annotated[Share, BeforeValidator(_number)]
-PageLimit = Annotated[int, Field(strict=True, ge=1, le=MAX_PAGE), BeforeValidator(_number)]
+QueryLimit = Annotated[PageLimit, BeforeValidator(_number)]
 #: Opaque: what the last answer gave as ``next``.
 Cursor = Annotated[_Str, Field(min_length=1, max_length=2048), AfterValidator(_clean)]
 Flag = Annotated[bool, Field(strict=True)]
@@ -282,9 +283,9 @@ class Request(BaseModel):
 
 
 class Page(Request):
-    """One page of a list: ``limit`` entries (1 to 200), after ``cursor``."""
+    """One page of a list, asked for in a query string: ``limit`` entries (1 to 200), after ``cursor``."""
 
-    limit: PageLimit = 50
+    limit: QueryLimit = 50
     cursor: Cursor | None = None
 
 

@@ -20,6 +20,7 @@ from muniment.cluster.schemas.base import (
     Name,
     Note,
     Page,
+    PageLimit,
     QueryShare,
     Request,
     Share,
@@ -116,7 +117,7 @@ class RecallFilters(Request):
     agent: Name | None = None
     source_kinds: Items[SourceKind] = ()
     tags: Items[Name] = ()
-    min_importance: QueryShare | None = None
+    min_importance: Share | None = None
 
 
 class Profile(StrEnum):
@@ -152,6 +153,7 @@ class FactsQuery(Request):
 class MemoriesQuery(Page, RecallFilters):
     """A list of facts, newest first."""
 
+    min_importance: QueryShare | None = None
     status: Status | None = None
     scope: Scope | None = None
     user: Name | None = None
@@ -241,6 +243,7 @@ class ResolutionRequest(Write):
 class AuditRequest(Page):
     """A search for contradictions that already lie in the store."""
 
+    limit: PageLimit = 50
     subject: Name | None = None
 
 

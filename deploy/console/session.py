@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.responses import Response
 
+from muniment.cluster.schemas.base import text_fault
 from muniment.policies.errors import Forbidden
 
 COOKIE = "muniment_desk"
@@ -46,9 +47,12 @@ def read_session(request: Request) -> Session | None:
         return None
     try:
         key, user, company = json.loads(base64.urlsafe_b64decode(cookie))
-    except (binascii.Error, ValueError, TypeError):
+    except (binascii.Error, ValueError, TypeError, RecursionError):
         return None
     if not isinstance(key, str) or not all(isinstance(name, str) or name is None for name in (user, company)):
+        return None
+    # JSON can spell what is no text, and what no header and no token could carry.
+    if any(name is not None and text_fault(name) for name in (key, user, company)):
         return None
     return Session(key, user, company)
 

@@ -69,5 +69,6 @@ def test_verify_says_no_by_its_status(data_dir: Path) -> None:
     with control.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE control_decisions SET body = hash")
     control.close()
+    assert isinstance(muniment("verify", "--company", "nobody", "--data-dir", data_dir).exception, NotFound)
     verified = muniment("verify", "--data-dir", data_dir)
     assert (verified.exit_code, "broken chain" in verified.stdout) == (1, True)

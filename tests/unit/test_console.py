@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from datetime import timedelta
 from html import unescape
@@ -102,7 +103,13 @@ def test_a_bad_key_is_told_so_and_begins_nothing(form: dict[str, str]) -> None:
     assert 'role="alert"' in response.text
 
 
-@pytest.mark.parametrize("cookie", ["", "x", "WzFd", "bnVsbA==", "WzEsMiwzXQ==", "eyJrZXkiOjF9", "A" * 5000])
+SURROGATE = base64.urlsafe_b64encode(b'["\\ud800", null, null]').decode()
+NESTED = base64.urlsafe_b64encode(b"[" * 2_000).decode()
+
+
+@pytest.mark.parametrize(
+    "cookie", ["", "x", "WzFd", "bnVsbA==", "WzEsMiwzXQ==", "eyJrZXkiOjF9", "A" * 5000, SURROGATE, NESTED]
+)
 def test_a_cookie_that_is_none_of_ours_is_nobody(cookie: str) -> None:
     client = visit(World(), key=None)
     response = client.get("/console/conflicts", headers={"cookie": f"{COOKIE}={cookie}"})

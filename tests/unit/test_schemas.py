@@ -18,11 +18,13 @@ from muniment.cluster.schemas import (
     ImportKeysRequest,
     KeyRequest,
     MemoriesQuery,
+    PlaceRequest,
     ProposeRequest,
     RecallRequest,
     RememberRequest,
     ReservationRequest,
     ResolutionRequest,
+    ScaleRequest,
     SourceIn,
     fact_out,
     parse,
@@ -216,7 +218,8 @@ def test_parse_takes_models_as_well_as_dicts():
 
 @pytest.mark.parametrize(
     ("changed", "pointer"),
-    [({"query": " "}, "/query"), ({"top_k": 0}, "/top_k"), ({"top_k": 201}, "/top_k"), ({"top_k": 2.0}, "/top_k"),
+    [({"query": " "}, "/query"), ({"filters": {"min_importance": "0.5"}}, "/filters/min_importance"),
+      ({"top_k": 0}, "/top_k"), ({"top_k": 201}, "/top_k"), ({"top_k": 2.0}, "/top_k"),
      ({"top_k": True}, "/top_k"), ({"min_score": float("nan")}, "/min_score"), ({"profile": "slow"}, "/profile"),
      ({"filters": {"colour": 1}}, "/filters/colour"), ({"filters": {"source_kinds": ["x"]}}, "/filters/source_kinds/0"),
      ({"filters": None}, "/filters"), ({"as_of": "2026-01-01T00:00:00"}, "/as_of"), ({"explain": "yes"}, "/explain")],
@@ -292,6 +295,10 @@ def test_arguments_nest_as_deep_as_a_body_may_and_no_deeper():
         (ImportKeysRequest, {"effects": []}, "/effects"),
         (ImportKeysRequest, {"effects": [{"area": "a"}] * 1001}, "/effects"),
         (AuditRequest, {"limit": 201}, "/limit"),
+        (AuditRequest, {"limit": "5"}, "/limit"),
+        (ScaleRequest, {"shards": True}, "/shards"),
+        (ScaleRequest, {"workers": "3"}, "/workers"),
+        (PlaceRequest, {"pinned": "yes"}, "/pinned"),
     ],
 )
 def test_other_wrong_requests(model, body, pointer):

@@ -57,10 +57,14 @@ def test_the_file_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("recall: {dense_weight: 0, lexical_weight: 0}", "recall"),
         ("recall: {similarity_exponent: 2}", "recall.similarity_exponent"),
         ("http: [", "muniment.yaml"),
+        ("- http", "muniment.yaml"),
+        ("5: 3", "muniment.yaml"),
+        ("http: {5: 3}", "http.5"),
+        ("http: \udcff", "muniment.yaml"),
     ],
 )
 def test_an_error_in_the_file_names_its_key(tmp_path: Path, yaml: str, key: str) -> None:
-    (tmp_path / "muniment.yaml").write_text(yaml)
+    (tmp_path / "muniment.yaml").write_text(yaml, errors="surrogateescape")
     with pytest.raises(ConfigurationError) as caught:
         load()
     assert caught.value.detail.startswith(key)
