@@ -140,15 +140,25 @@ class SlotBook(SlotPages):
             self._decide_anew(slot, self.conflict(id))
 
     def _adopt(self, id: str, winner_id: str) -> None:
-        """The fact becomes evidence of the one that says the same and holds."""
+        """The fact becomes evidence of the one that says the same and holds.
+
+        What did not hold until now ends with it: nobody decided that it may hold alone.
+        """
         fact = self.facts.get(id)
         head = self.facts[winner_id].corroborates or winner_id
         if fact is None or id in (winner_id, head) or fact.status in GONE:
             return
         if fact.status is not Status.CURRENT:
             self.event(id, Change.ADMITTED)
+            fact = self._end_with(fact, self.facts[head])
         status = Status.EXPIRED if over(fact, self.now) else Status.CURRENT
         self.change(id, status=status, corroborates=head, superseded_by=self.facts[head].superseded_by)
+
+    def _end_with(self, fact: Fact, head: Fact) -> Fact:
+        """The fact without what of its period lies after the head's; an empty period where it all does."""
+        if head.expires_at is None or (fact.expires_at is not None and fact.expires_at <= head.expires_at):
+            return fact
+        return self.redate(fact.id, expires_at=max(head.expires_at, fact.effective_at or head.expires_at))
 
     def _decide_anew(self, slot: Slot, conflict: Conflict) -> None:
         challenger = self.facts.get(conflict.challenger_id or "")

@@ -459,3 +459,26 @@ def test_what_was_past_its_review_loses_an_undated_tie_in_as_of_too(bench: Bench
     assert (lee["outcome"], lee["rule"]) == ("replaced", "past_review_loses_tie")
     assert (held(bench), held(bench, as_of=at(2)), values(bench, moments={"as_of": at(2)})) == ("Lee", "Lee", ["Lee"])
     assert held(bench, as_of=at(2), known_at=at(1)) == "Dana"
+
+
+def test_what_was_refused_does_not_outlive_the_fact_that_made_it_evidence(bench: Bench) -> None:
+    web = {"kind": "unattributed", "id": "web", "external": True}
+    tell(bench, contact("Dana", -9), contact("Lee", source=web), contact("Lee", 3, source=NOTE))
+    (lee,) = tell(bench, contact("Lee", -1, expires_at=at(2)))
+    assert lee["outcome"] == "replaced"
+    holds(bench, {1: "Lee"})
+    for day in (2.5, 4):
+        bench.now = at(day)
+        assert (held(bench), values(bench), held(bench, as_of=at(day))) == (None, [], None)
+    assert held(bench, as_of=at(1)) == "Lee"
+    assert tell(bench, contact("Kim", source=NOTE))[0]["outcome"] == "stored"
+
+
+def test_what_was_held_does_not_outlive_the_fact_that_made_it_evidence(bench: Bench) -> None:
+    tell(bench, contact("Dana", source=NOTE))
+    (waiting,) = tell(bench, contact("Lee", source={**NOTE, "id": "other"}))
+    assert waiting["outcome"] == "held"
+    tell(bench, contact("Lee", -1, source=HANDBOOK, expires_at=at(2)))
+    holds(bench, {1: "Lee"})
+    bench.now = at(3)
+    assert (held(bench), values(bench), held(bench, as_of=at(3)), opened(bench)) == (None, [], None, [])
