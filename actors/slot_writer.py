@@ -227,8 +227,7 @@ class SlotWriter:
             book.event(id, Change.DELETED)
             book.lose(id)
             if fact.slot is not None:
-                named = {"subject": fact.slot.subject, "field": fact.slot.field}
-                inputs[ERASED] = self.log.erase(connection, company, naming=id, **named)
+                inputs[ERASED] = self._erase_named(connection, company, [id], (id, fact.slot.subject, fact.slot.field))
         if fact.slot is None:
             book.withdraw_about(id, id)
         decision_id = book.log("retirement", new.value, reason, new.value, inputs, None if fact.user else fact.slot)
@@ -276,15 +275,30 @@ class SlotWriter:
         for id in ids:
             book.lose(id)
         book.flush()
+        moved = self._erase_named(connection, company, ids)
         written = Written({"erased": {"facts": len(ids), "conflicts": 0}})
         tenant.plan_remove(ids, written.changes)
         written.answer["erased"]["conflicts"] = conflict_store.delete_of_user(connection, company, user, slots)
         memory_store.delete_facts(connection, list(ids))
-        inputs = {"facts": len(ids), ERASED: self.log.erase(connection, company, user=user)}
+        inputs = {"facts": len(ids), ERASED: [*moved, *self.log.erase(connection, company, user=user)]}
         book.log("erasure", "user_erased", "A user's personal facts were erased.", "deleted", inputs)
         self._end(connection, book, written)
         written.changes.notes.update(dict.fromkeys(slots))
         return written
+
+    def _erase_named(
+        self, connection: sa.Connection, company: str, ids: Iterable[str], *places: tuple[str, str, str]
+    ) -> list[str]:
+        """Erases the details of decisions about these facts, also in slots that a ruling has moved them out of.
+
+        ``places``: where else, as ``(fact, subject, field)``.
+        """
+        named = sorted({*places, *conflict_store.challenged(connection, company, ids)})
+        return [
+            decision
+            for id, subject, field in named
+            for decision in self.log.erase(connection, company, naming=id, subject=subject, field=field)
+        ]
 
     def flag(self, connection: sa.Connection, tenant: Tenant, company: str, slots: Sequence[Slot]) -> Written:
         """Opens conflicts for values of these slots that nobody decided about."""

@@ -217,6 +217,20 @@ def involved(connection: sa.Connection, company: str, ids: Iterable[str]) -> set
     return found
 
 
+def challenged(connection: sa.Connection, company: str, ids: Iterable[str]) -> set[tuple[str, str, str]]:
+    """Where these facts were the new value of a conflict: ``(fact, subject, field)``. A ruling may have moved them."""
+    wanted = sorted(ids)
+    found: set[tuple[str, str, str]] = set()
+    c = t.conflicts.c
+    for start in range(0, len(wanted), 500):
+        part = wanted[start : start + 500]
+        query = sa.select(c.challenger_id, c.subject, c.field).where(
+            c.company == company, c.challenger_id.in_(part), c.subject.is_not(None), c.field.is_not(None)
+        )
+        found.update((row.challenger_id, row.subject, row.field) for row in connection.execute(query.distinct()))
+    return found
+
+
 def delete_of_user(connection: sa.Connection, company: str, user: str, slots: Iterable[str]) -> int:
     """Deletes the conflicts about a user's personal facts, and what was ruled on their slots; how many conflicts."""
     c, r = t.conflicts.c, t.rulings.c
