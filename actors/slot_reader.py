@@ -13,7 +13,7 @@ from muniment.actors.slot_pages import is_unsettled
 from muniment.actors.store import conflict_store, memory_store
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.conflict_store import Conflict
-from muniment.actors.store.decision_log import DecisionLog
+from muniment.actors.store.decision_log import DecisionLog, Place, microseconds, place_of
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.actors.wire import to_rfc3339
 from muniment.policies.authority import follow_parents, key_of, owner_of
@@ -21,9 +21,9 @@ from muniment.policies.model import ConflictKind, Fact, Slot, Status
 from muniment.policies.precedence_policy import SlotRules
 from muniment.policies.slot_history import SlotRecord, as_of, read
 
-#: Decisions of a slot in which a fact's story is looked for, the newest; and entries of one story.
-_SEARCHED = 10_000
-_STORY = 200
+#: Decisions that one page of a fact's story looks at, however few of them name the fact; and at once.
+_SCANNED = 2_000
+_AT_ONCE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +119,32 @@ class SlotReader:
         others = memory_store.get_facts(connection, slot.company, ids)
         return [(conflict, others.get(conflict.challenger_id or "")) for conflict in found]
 
-    def story(self, connection: sa.Connection, fact: Fact) -> list[dict[str, Any]]:
-        """What became of a fact, oldest first: its recording, and the decisions of its slot that name it."""
-        entries: list[dict[str, Any]] = [
-            {"at": to_rfc3339(fact.recorded_at), "kind": "recorded", "actor": fact.writer, "outcome": "recorded"}
-        ]
+    def story(
+        self, connection: sa.Connection, fact: Fact, after: Place | None, limit: int
+    ) -> tuple[list[dict[str, Any]], Place | None]:
+        """What became of a fact, oldest first: its recording, and the decisions of its slot that name it.
+
+        At most ``limit`` entries (from the beginning, or ``after`` a place in the log), and the place to go on from,
+        None where that was all. A page may hold fewer than asked for, and still have a next one.
+        """
         slot = fact.slot
-        # A decision that names a fact is of its slot, or, for a fact without one, a few of all.
+        # A decision that names a fact is of its slot, or, for a fact without one, a later one of a few of all. Those of
+        # a slot may be dated before the fact's recording, as the write that told it began then.
         where = {"subject": slot.subject, "field": slot.field} if slot else {"kind": ("retirement", "correction")}
-        found = self._log.newest(connection, fact.company, _SEARCHED, **where)
-        for entry in reversed([entry for entry in found if fact.id in str(entry["inputs"])][:_STORY]):
-            shown = {name: entry[name] for name in ("kind", "rule", "reason", "actor", "outcome")}
-            entries.append({"at": to_rfc3339(entry["at"]), **shown, "decision_id": entry["id"]})
-        return entries
+        entries: list[dict[str, Any]] = []
+        if after is None:
+            told = {"kind": "recorded", "actor": fact.writer, "outcome": "recorded"}
+            entries.append({"at": to_rfc3339(fact.recorded_at), **told})
+            after = (0 if slot else microseconds(fact.recorded_at), "", 0)
+        for _ in range(0, _SCANNED, _AT_ONCE):
+            page = list(self._log.entries(connection, fact.company, after=after, limit=_AT_ONCE, **where))
+            for entry in page:
+                if len(entries) == limit:
+                    return entries, after
+                after = place_of(entry)
+                if fact.id in str(entry["inputs"]):
+                    shown = {name: entry[name] for name in ("kind", "rule", "reason", "actor", "outcome")}
+                    entries.append({"at": to_rfc3339(entry["at"]), **shown, "decision_id": entry["id"]})
+            if len(page) < _AT_ONCE:
+                return entries, None
+        return entries, after

@@ -20,13 +20,16 @@ from muniment.actors.ports import Record, Shard
 from muniment.actors.slot_reader import SlotPage, SlotReader
 from muniment.actors.slot_writer import expired_at
 from muniment.actors.store import memory_store
+from muniment.actors.store.decision_log import Place
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.actors.store.reach import in_thread
 from muniment.actors.wire import fact_from_dict, fact_to_dict, source_from_dict
+from muniment.cluster.record_service import cursor_of, opened
 from muniment.cluster.schemas import (
     CorrectRequest,
     ExpireRequest,
     FactsQuery,
+    HistoryQuery,
     MemoriesQuery,
     RecallRequest,
     RememberRequest,
@@ -51,6 +54,8 @@ from muniment.policies.retention import default_importance
 Answer = dict[str, Any]
 #: Facts that one page of a filtered list looks at, however few of them fit.
 _SCANNED = 2_000
+#: Facts of a slot's history that are shown beside what is in force, the newest.
+_NEWEST = 200
 
 
 def actor_record(principal: Principal) -> Record:
@@ -231,7 +236,10 @@ class MemoryService:
     # --- reading the store
 
     async def facts(self, principal: Principal, query: FactsQuery) -> Answer:
-        """What a slot holds, by rule, and all that was told of it; a user's personal value before the shared one."""
+        """What a slot holds, by rule, and all that was told of it; a user's personal value before the shared one.
+
+        Of a long history: the newest 200, and before them what is in force.
+        """
         company, now = require_company(principal), self._clock()
         slots = [
             Slot(company, Scope.PERSONAL, principal.actor, query.subject, query.field),
@@ -257,7 +265,9 @@ class MemoryService:
             }
         history = sorted((*personal.history, *shared.history), key=lambda f: (f.recorded_at, f.id))
         pages_of = {fact.id: page for page in (personal, shared) for fact in page.history}
-        answer["history"] = [self._out(pages_of[fact.id], fact, now) for fact in history[-200:]]
+        in_force = {page.current.id for page in (personal, shared) if page.current is not None}
+        shown = [fact for fact in history[:-_NEWEST] if fact.id in in_force] + history[-_NEWEST:]
+        answer["history"] = [self._out(pages_of[fact.id], fact, now) for fact in shown]
         return answer
 
     def _read_slots(
@@ -313,15 +323,23 @@ class MemoryService:
             siblings = memory_store.slot_facts(connection, company, [key], [Status.CURRENT])[key] if key else []
         return fact, [f.source for f in siblings if f.corroborates == fact.id and within(principal, f)][-20:]
 
-    async def memory_history(self, principal: Principal, id: str) -> Answer:
-        """What became of a fact, oldest first: when it was recorded, and every decision it took part in."""
-        fact, _ = await in_thread(self._get, principal, id)
-        entries = await in_thread(self._history, fact)
-        return {"id": id, "status": expired_at(fact, self._clock()).status.value, "history": entries}
+    async def memory_history(self, principal: Principal, id: str, query: HistoryQuery) -> Answer:
+        """What became of a fact, oldest first: when it was recorded, and every decision it took part in.
 
-    def _history(self, fact: Fact) -> list[Answer]:
-        with self._engine.connect() as connection:
-            return self._reader.story(connection, fact)
+        A page may hold fewer than asked for, and still have a next one.
+        """
+        after = opened(query.cursor)
+        fact, _ = await in_thread(self._get, principal, id)
+
+        def read() -> tuple[list[Answer], Place | None]:
+            with self._engine.connect() as connection:
+                return self._reader.story(connection, fact, after, query.limit)
+
+        entries, following = await in_thread(read)
+        answer = {"id": id, "status": expired_at(fact, self._clock()).status.value, "history": entries}
+        if following is not None:
+            answer["next"] = cursor_of(following)
+        return answer
 
     # --- changing one fact
 

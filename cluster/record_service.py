@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from muniment.actors.ports import Workers
 from muniment.actors.store import conflict_store, memory_store
-from muniment.actors.store.decision_log import DecisionLog, microseconds
+from muniment.actors.store.decision_log import DecisionLog, Place, microseconds, place_of
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.actors.store.reach import in_thread
 from muniment.actors.wire import to_rfc3339
@@ -59,7 +59,7 @@ class RecordService:
         """
         company = require_company(principal)
         own_only = require(principal, Permission.READ_DECISIONS) is Extent.OWN
-        after = _position(query.cursor)
+        after = opened(query.cursor)
         if after is None:
             after = (microseconds(query.since) - 1, "\U0010ffff", 0) if query.since is not None else (-1, "", 0)
         equal = {
@@ -69,31 +69,31 @@ class RecordService:
             "kind": query.kind,
         }
 
-        def read() -> tuple[list[Answer], tuple[int, str, int] | None]:
+        def read() -> tuple[list[Answer], Place | None]:
             return self._read(principal, company, after, equal, own_only, query.limit)
 
         entries, following = await in_thread(read)
         answer: Answer = {"entries": entries}
         if following is not None:
-            answer["next"] = "~".join(map(str, (following[0], following[2], following[1])))
+            answer["next"] = cursor_of(following)
         return answer
 
     def _read(
         self,
         principal: Principal,
         company: str,
-        after: tuple[int, str, int],
+        after: Place,
         equal: dict[str, Any],
         own_only: bool,
         limit: int,
-    ) -> tuple[list[Answer], tuple[int, str, int] | None]:
+    ) -> tuple[list[Answer], Place | None]:
         found: list[Answer] = []
         looked = 0
         rules_for = self._policies.rules_for(company)
         while looked < _SCANNED:
             page = self._merged(company, after, equal)
             for entry in page:
-                after = _place(entry)
+                after = place_of(entry)
                 own = not own_only or self._is_own(principal, company, entry, rules_for)
                 if own and self._within(principal, company, entry):
                     found.append(_shown(entry, principal))
@@ -104,12 +104,12 @@ class RecordService:
                 return found, None
         return found, after
 
-    def _merged(self, company: str, after: tuple[int, str, int], equal: dict[str, Any]) -> list[dict[str, Any]]:
+    def _merged(self, company: str, after: Place, equal: dict[str, Any]) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = []
         for engine, log in self._logs:
             with engine.connect() as connection:
                 entries += log.entries(connection, company, after=after, limit=200, **equal)
-        return sorted(entries, key=_place)[:200]
+        return sorted(entries, key=place_of)[:200]
 
     def _is_own(
         self, principal: Principal, company: str, entry: dict[str, Any], rules_for: Callable[[Slot], Any]
@@ -206,11 +206,14 @@ async def _within(check: Awaitable[Any]) -> Any:
         return None
 
 
-def _place(entry: dict[str, Any]) -> tuple[int, str, int]:
-    return microseconds(entry["at"]), entry["stream"], entry["seq"]
+def cursor_of(place: Place) -> str:
+    """The cursor of a list of decisions that goes on after ``place``."""
+    at, stream, seq = place
+    return f"{at}~{seq}~{stream}"
 
 
-def _position(cursor: str | None) -> tuple[int, str, int] | None:
+def opened(cursor: str | None) -> Place | None:
+    """The place that ``cursor_of`` was given, None of no cursor. Raises ``InvalidInput``."""
     if cursor is None:
         return None
     match = re.fullmatch(r"(-?\d{1,18})~(\d{1,18})~(.*)", cursor, re.ASCII | re.DOTALL)

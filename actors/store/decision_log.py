@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
@@ -126,6 +126,15 @@ def microseconds(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
+#: Where an entry stands among those of a store: its time in microseconds, its stream, its number there.
+Place: TypeAlias = tuple[int, str, int]
+
+
+def place_of(entry: dict[str, Any]) -> Place:
+    """The place of an entry as ``DecisionLog.entries`` gives it."""
+    return microseconds(entry["at"]), entry["stream"], entry["seq"]
+
+
 class DecisionLog:
     """Appends to the chains of one table, and remembers their heads. One writer per stream."""
 
@@ -192,7 +201,7 @@ class DecisionLog:
         connection: sa.Connection,
         company: str,
         *,
-        after: tuple[int, str, int] = (0, "", 0),
+        after: Place = (0, "", 0),
         limit: int = 200,
         **equal: Any,
     ) -> Iterator[dict[str, Any]]:

@@ -159,6 +159,10 @@ class MemoriesQuery(Page, RecallFilters):
     user: Name | None = None
 
 
+class HistoryQuery(Page):
+    """A page of what became of a fact, oldest first."""
+
+
 class CorrectRequest(Write):
     """The right value and text of a fact that was wrong."""
 
