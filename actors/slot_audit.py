@@ -42,8 +42,9 @@ class SlotAudit:
         self._log = DecisionLog(t.decisions, t.decision_heads)
 
     def reviews_due(self, connection: sa.Connection, company: str, now: datetime) -> bool:
-        """Whether a fact in use has passed its review date and has no review for it."""
-        return bool(memory_store.due_for_review(connection, company, now, limit=1))
+        """Whether a fact in use has passed its review date and has no review for it, or one is over and has one."""
+        looks = (memory_store.due_for_review, memory_store.over_but_open)
+        return any(look(connection, company, now, limit=1) for look in looks)
 
     def disagreements(
         self, connection: sa.Connection, company: str, subject: str | None, now: datetime

@@ -254,6 +254,7 @@ class SlotWriter:
             )
             if ended.status in LIVE:
                 book.change(other, status=Status.EXPIRED)
+            book.lose(other)
 
     def retirable(self, connection: sa.Connection, book: SlotBook, id: str, actor: Record, own_only: bool) -> Fact:
         """The fact, its slot opened; ``retire`` says what it raises."""
@@ -310,8 +311,15 @@ class SlotWriter:
         return written
 
     def review_due(self, connection: sa.Connection, tenant: Tenant, company: str) -> Written:
-        """Opens a review of what has passed its review date; nothing is deleted."""
+        """Opens a review of what has passed its review date, and withdraws what was open about what is over; nothing is
+        deleted."""
         book = self.book(connection, company, _NOBODY)
+        ended = memory_store.over_but_open(connection, company, book.now, _REVIEWS_AT_ONCE)
+        book.open(fact.slot for fact in ended if fact.slot is not None)
+        for fact in ended:
+            if fact.slot is None:
+                book.facts.setdefault(fact.id, fact)
+                book.withdraw_about(fact.id, fact.id)
         due = memory_store.due_for_review(connection, company, book.now, _REVIEWS_AT_ONCE)
         book.open(fact.slot for fact in due if fact.slot is not None)
         for fact in due:

@@ -311,6 +311,21 @@ def due_for_review(connection: sa.Connection, company: str, now: datetime, limit
     return [_fact(row) for row in connection.execute(sa.select(t.facts).where(*where).order_by(f.id).limit(limit))]
 
 
+def over_but_open(connection: sa.Connection, company: str, now: datetime, limit: int) -> list[Fact]:
+    """Facts whose period is over by time alone, and that something open is still about."""
+    f, c = t.facts.c, t.conflicts.c
+    about = sa.or_(c.subject_id == f.id, c.challenger_id == f.id)
+    where = (
+        c.company == company,
+        c.status == "open",
+        f.company == company,
+        f.status == Status.CURRENT.value,
+        f.expires_at <= microseconds(now),
+    )
+    query = sa.select(t.facts).join(t.conflicts, about).where(*where).distinct().order_by(f.id).limit(limit)
+    return [_fact(row) for row in connection.execute(query)]
+
+
 def ids_of_user(connection: sa.Connection, company: str, user: str) -> dict[str, str | None]:
     """The ids of a user's personal facts, each with the key of its slot."""
     f = t.facts.c
