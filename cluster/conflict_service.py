@@ -25,6 +25,7 @@ from muniment.cluster.schemas.answers import fact_out
 from muniment.policies.access import Extent, Permission, Principal, Role, owns, require, require_company
 from muniment.policies.errors import InvalidInput, NotFound
 from muniment.policies.model import Fact
+from muniment.policies.values import sentence
 
 Answer = dict[str, Any]
 #: Conflicts that one page of a filtered list looks at, however few of them fit.
@@ -163,7 +164,7 @@ class ConflictService:
         conflict = await in_thread(self._get, principal, id)
         resolution = request.model_dump(exclude_none=True, exclude={"idempotency_key"})
         if request.value is not None and request.text is None and conflict.slot is not None:
-            resolution["text"] = f"{conflict.slot.subject}: {conflict.slot.field} = {request.value}"
+            resolution["text"] = sentence(conflict.slot.subject, conflict.slot.field, request.value)
         answer: Answer = await self._router.resolve(
             company=company,
             conflict_id=id,

@@ -20,6 +20,7 @@ from muniment.policies.precedence import consequences, fact_inputs, overtaken
 from muniment.policies.precedence_policy import SlotRules
 from muniment.policies.slot_history import Change
 from muniment.policies.slot_view import NOTHING, Consequences, OpenConflict, PastRuling, SlotView
+from muniment.policies.values import sentence
 from muniment.policies.weighing import DAWN, DUSK, first_recorded, over, overlap, start
 
 
@@ -252,7 +253,7 @@ def _new_value(bench: _Bench) -> RulingPlan:
         pattern,
         id=bench.new_id,
         value=value,
-        text=bench.resolution.text or f"{pattern.subject}: {pattern.field} = {value}",
+        text=bench.resolution.text or sentence(pattern.subject, pattern.field, value),
         source=Source(kind=SourceKind.AUTHORIZED_PERSON, author=bench.actor.id, role="owner"),
         writer=bench.actor.id,
         recorded_at=bench.now,

@@ -5,6 +5,7 @@ A value becomes a *value key*: a string that is equal exactly where the values a
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -27,6 +28,11 @@ class Comparator(StrEnum):
     EXACT = "exact"
     NUMBER = "number"
     INSTANT = "instant"
+
+
+def sentence(subject: str | None, field: str | None, value: Scalar) -> str:
+    """The text of a value that was given without one, as JSON would write it: ``Aurora: active = true``."""
+    return f"{subject}: {field} = {value if isinstance(value, str) else json.dumps(value)}"
 
 
 def value_key(value: Scalar, comparator: Comparator | None = None) -> str:

@@ -237,6 +237,13 @@ def test_another_value_supersedes_both_and_comes_from_the_owner() -> None:
     assert memory.current(made, NOW) == made
 
 
+@pytest.mark.parametrize(("value", "said"), [(True, "true"), (3, "3"), ("Zoë", "Zoë")])
+def test_a_new_value_without_a_text_gets_one_that_is_not_pythons(value: bool | int | str, said: str) -> None:
+    memory, conflict = disputed()
+    memory.resolve(conflict, Resolution(decision=Decision.NEW_VALUE, value=value), NOW)
+    assert memory.facts["new"].text.endswith(f" = {said}")
+
+
 def test_both_valid_as_somebodys_own_moves_to_another_slot() -> None:
     memory, conflict = disputed()
     plan = memory.resolve(
