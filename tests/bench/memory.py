@@ -123,6 +123,7 @@ class ActorMemory:
             engine = open_engine(sqlite_url(Path(folder) / "memory.db"))
             create_schema(engine, memory_tables.TABLES)
             control = ControlStore(sqlite_url(Path(folder) / "control.db"))
+            control.create_company(COMPANY, "bench")
             shard = MemoryShard(engine, "shard-0", PolicyBook(control), settings)
             worker = ModelWorker(models.embedder, models.reranker, reranker_name=models.reranker_name)
             router = Router(worker, lambda _: shard, profiles={"bench": profile})

@@ -85,6 +85,7 @@ def measure(lines: Sequence[str], vectors: np.ndarray, facts: int, callers: int,
     with TemporaryDirectory(prefix="muniment-bench-") as name, ExitStack() as stack:
         engine, plain = (open_engine(sqlite_url(Path(name) / f"{what}.db")) for what in ("memory", "plain"))
         control = ControlStore(sqlite_url(Path(name) / "control.db"))
+        control.create_company(COMPANY, "bench")
         for closing in (engine.dispose, plain.dispose, control.close):
             stack.callback(closing)
         for one in (engine, plain):
