@@ -230,7 +230,9 @@ class SlotWriter:
                 inputs[ERASED] = self._erase_named(connection, company, [id], (id, fact.slot.subject, fact.slot.field))
         if fact.slot is None:
             book.withdraw_about(id, id)
-        decision_id = book.log("retirement", new.value, reason, new.value, inputs, None if fact.user else fact.slot)
+        # That a user had a fact of this slot is deleted with the fact.
+        slot = fact.slot if new is Status.EXPIRED or fact.user is None else None
+        decision_id = book.log("retirement", new.value, reason, new.value, inputs, slot)
         written = Written({"id": id, "status": new.value, "decision_id": decision_id})
         self.store(connection, tenant, book, [], {}, written)
         self.remember_answer(connection, company, request, book, written)

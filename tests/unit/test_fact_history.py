@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from muniment.cluster.endpoints import BY_VERB
-from muniment.cluster.schemas import FactsQuery, HistoryQuery, RememberRequest
+from muniment.cluster.schemas import ExpireRequest, FactsQuery, HistoryQuery, RememberRequest
 from muniment.policies.errors import InvalidInput
 from tests.stores import Stores
 from tests.unit.service_world import ServiceWorld
@@ -74,5 +74,19 @@ def test_what_is_in_force_is_in_a_long_history(world: ServiceWorld) -> None:
         answer = await world.memory.facts(world.principal(), FactsQuery(subject="Aurora", field="contact"))
         assert answer["current"]["id"] == first
         assert [fact["id"] for fact in answer["history"]] == [first, *ids[-200:]]
+
+    run(scenario())
+
+
+def test_a_users_own_fact_tells_its_user_that_it_was_ended(world: ServiceWorld) -> None:
+    async def scenario() -> None:
+        ana = world.principal("ana", user="ana")
+        facts = [contact("Dana", scope="personal", user="ana")]
+        told = await world.memory.remember(ana, RememberRequest.model_validate({"facts": facts}))
+        id = told["results"][0]["id"]
+        await world.memory.expire_memory(ana, id, ExpireRequest(reason="moved away"))
+        history = (await world.memory.memory_history(ana, id, HistoryQuery()))["history"]
+        assert [entry["kind"] for entry in history] == ["recorded", "retirement"]
+        assert history[-1]["reason"] == "moved away"
 
     run(scenario())
