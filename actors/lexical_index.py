@@ -52,7 +52,7 @@ class Corpus:
         return sum(postings.members for postings in found if postings is not None)
 
 
-class Scores:
+class LexicalScores:
     """The BM25 of a tier's members for one query, higher is better, 0 where a member has none of the terms.
 
     Equal texts score equally: what a term adds is a float32, and sums of these are exact in 64 bits, in whichever
@@ -184,7 +184,7 @@ class LexicalIndex:
 
     def search(
         self, terms: Iterable[str], k: int, mask: NDArray[np.bool_] | None = None
-    ) -> tuple[NDArray[np.int64], Scores]:
+    ) -> tuple[NDArray[np.int64], LexicalScores]:
         """The positions of the best ``k`` visible members that have at least one of the terms, in no order, of equals
         at the cut the first by id; and what gives the BM25 of whichever members, while the lock is held. A term that
         stands twice counts twice.
@@ -202,10 +202,10 @@ class LexicalIndex:
                 may, found = may[found > 0], found[found > 0]
             return may[self._positions.best(may, found, k)], scores
 
-    def _scores(self, asked: Mapping[Postings, int]) -> Scores:
+    def _scores(self, asked: Mapping[Postings, int]) -> LexicalScores:
         """``asked``: how often a query says each term."""
         if not asked:
-            return Scores(np.zeros(len(self._positions)), np.empty(0, np.float32), [])
+            return LexicalScores(np.zeros(len(self._positions)), np.empty(0, np.float32), [])
         members, length = self._corpus.size()
         held_back = self._lengths.values.astype(np.float32)
         held_back *= self._k1 * self._b * members / length
@@ -217,7 +217,7 @@ class LexicalIndex:
         }
         totals = self._rare_totals([postings for postings in weights if not postings.common], weights, held_back)
         common = [(p.counts.values, weight) for p, weight in weights.items() if p.counts is not None]
-        return Scores(totals, held_back, common)
+        return LexicalScores(totals, held_back, common)
 
     def _rare_totals(
         self, rare: list[Postings], weights: Mapping[Postings, np.float32], held_back: NDArray[np.float32]

@@ -24,7 +24,7 @@ from muniment.actors.store.decision_log import Place
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.actors.store.reach import in_thread
 from muniment.actors.wire import fact_from_dict, fact_to_dict, source_from_dict
-from muniment.cluster.record_service import cursor_of, opened
+from muniment.cluster.record_service import cursor_of, place_at
 from muniment.cluster.schemas import (
     CorrectRequest,
     ExpireRequest,
@@ -328,7 +328,7 @@ class MemoryService:
 
         A page may hold fewer than asked for, and still have a next one.
         """
-        after = opened(query.cursor)
+        after = place_at(query.cursor)
         fact, _ = await in_thread(self._get, principal, id)
 
         def read() -> tuple[list[Answer], Place | None]:

@@ -59,7 +59,7 @@ class RecordService:
         """
         company = require_company(principal)
         own_only = require(principal, Permission.READ_DECISIONS) is Extent.OWN
-        after = opened(query.cursor)
+        after = place_at(query.cursor)
         if after is None:
             after = (microseconds(query.since) - 1, "\U0010ffff", 0) if query.since is not None else (-1, "", 0)
         equal = {
@@ -212,7 +212,7 @@ def cursor_of(place: Place) -> str:
     return f"{at}~{seq}~{stream}"
 
 
-def opened(cursor: str | None) -> Place | None:
+def place_at(cursor: str | None) -> Place | None:
     """The place that ``cursor_of`` was given, None of no cursor. Raises ``InvalidInput``."""
     if cursor is None:
         return None

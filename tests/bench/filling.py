@@ -1,8 +1,8 @@
 """Real shards over a store that is filled beforehand, in a local Ray of this process; vectors are synthetic.
 
 Nobody embeds a million texts for a benchmark of loading and recall: queries and facts get vectors out of one pool, by
-their text. Facts are written by the store's own code, in the tiers that a shard would have put them in; no shard asks
-whether there is such a company.
+their text. Facts are written by the store's own code, in the tiers that a shard would have put them in; a recall does
+not ask whether there is such a company.
 """
 
 from __future__ import annotations
