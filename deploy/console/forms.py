@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -13,6 +14,8 @@ from muniment.policies.errors import InvalidInput, MalformedBody
 
 _MAX_FIELDS = 30
 _ENCODING = "application/x-www-form-urlencoded"
+#: One separator before exactly three digits: a fraction to some, thousands to others.
+_AMBIGUOUS = re.compile(r"-?[1-9][0-9]{0,2}[.,][0-9]{3}")
 
 
 async def read_form(request: Request, limit_bytes: int) -> dict[str, str]:
@@ -47,11 +50,22 @@ def resolution(form: dict[str, str]) -> dict[str, Any]:
 
 
 def typed(text: str, kind: str) -> Any:
-    """The text as a value of the kind ``number``, ``boolean`` or ``text``. Raises ``InvalidInput``."""
+    """The text as a value of the kind ``number``, ``boolean`` or ``text``. Raises ``InvalidInput``.
+
+    A number is one of JSON's, or the same with a decimal comma. What may also mean thousands is no number: ``1,000``
+    and ``1.000`` are refused, so that nobody's thousand becomes a one.
+    """
     if kind == "boolean":
+        if text not in ("true", "false"):
+            raise InvalidInput.at("/value", "must be true or false")
         return text == "true"
     if kind != "number":
         return text
+    if _AMBIGUOUS.fullmatch(text):
+        whole = text.replace(",", ".")
+        raise InvalidInput.at(
+            "/value", f"may mean {whole.replace('.', '')} or {whole}0: write the one that is meant, without thousands"
+        )
     try:
         number = json.loads(text.replace(",", "."))
     except ValueError:
