@@ -22,6 +22,8 @@ from muniment.cluster.schemas import (
     KeysQuery,
     MemoryPolicyRequest,
     PrecedenceRequest,
+    WrittenMemoryPolicy,
+    WrittenPrecedence,
 )
 from muniment.cluster.schemas.admin import CompanyName, UserName
 from muniment.policies.access import (
@@ -239,11 +241,12 @@ class AdminService:
     async def classify(self, principal: Principal, tool: str, request: ClassificationRequest) -> Answer:
         """Replaces the classification of a tool."""
         require(principal, Permission.CURATE)
-        body = request.model_dump(mode="json", exclude_none=True)
+        if request.tool not in (None, tool):
+            raise InvalidInput.at("/tool", "is another tool than the one that is classified")
+        body = request.model_dump(mode="json", exclude_none=True, exclude={"tool", "version"})
         company = require_company(principal)
-        return _classification_out(
-            tool, await self._run(self._store.put_classification, company, tool, body, principal.actor)
-        )
+        written = await self._run(self._store.put_classification, company, tool, body, principal.actor, request.version)
+        return _classification_out(tool, written)
 
     async def classification(self, principal: Principal, tool: str) -> Answer:
         """The classification in force. ``NotFound`` where the tool has none."""
@@ -269,10 +272,15 @@ class AdminService:
         """The memory policy in force; version 0 is the default, which nobody wrote."""
         return await self._in_force(principal, self._store.memory_policy, MemoryPolicy())
 
-    async def _replace(self, principal: Principal, policy: BaseModel, put: Callable[..., Versioned]) -> Answer:
+    async def _replace(
+        self,
+        principal: Principal,
+        policy: WrittenPrecedence | WrittenMemoryPolicy,
+        put: Callable[..., Versioned],
+    ) -> Answer:
         require(principal, Permission.CURATE)
-        body = policy.model_dump(mode="json", exclude_none=True)
-        return _policy_out(await self._run(put, require_company(principal), body, principal.actor))
+        body = policy.model_dump(mode="json", exclude_none=True, exclude={"version"})
+        return _policy_out(await self._run(put, require_company(principal), body, principal.actor, policy.version))
 
     async def _in_force(
         self, principal: Principal, read: Callable[[str], Versioned | None], default: BaseModel

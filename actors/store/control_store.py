@@ -246,8 +246,13 @@ class ControlStore:
 
     # What is written about tools and precedence, in versions
 
-    def put_classification(self, company: str, tool: str, body: dict[str, Any], actor: str) -> Versioned:
-        """Stores a new version; the same body again is no new version."""
+    def put_classification(
+        self, company: str, tool: str, body: dict[str, Any], actor: str, replaces: int | None = None
+    ) -> Versioned:
+        """Stores a new version; the same body again is no new version.
+
+        ``replaces``: the version that must be in force (0: none), of anything written here; else ``StateConflict``.
+        """
         with self._writing() as connection:
             _require_open(connection, company)
             identity = {"company": company, "tool": tool}
@@ -255,29 +260,31 @@ class ControlStore:
             count = connection.execute(tools.where(classifications.c.company == company)).scalar_one()
             if count >= MAX_TOOLS and _newest(connection, classifications, identity) is None:
                 raise StateConflict(f"the company has classified {MAX_TOOLS} tools")
-            return self._put(connection, classifications, identity, body, actor)
+            return self._put(connection, classifications, identity, body, actor, replaces)
 
     def classification(self, company: str, tool: str) -> Versioned | None:
         """The version in force, or None where the tool is not classified."""
         with self._reading() as connection:
             return _newest(connection, classifications, {"company": company, "tool": tool})
 
-    def put_precedence(self, company: str, body: dict[str, Any], actor: str) -> Versioned:
+    def put_precedence(self, company: str, body: dict[str, Any], actor: str, replaces: int | None = None) -> Versioned:
         """Stores a new version; the same body again is no new version."""
         with self._writing() as connection:
             _require_open(connection, company)
-            return self._put(connection, precedence_policies, {"company": company}, body, actor)
+            return self._put(connection, precedence_policies, {"company": company}, body, actor, replaces)
 
     def precedence(self, company: str) -> Versioned | None:
         """The version in force, or None where nobody wrote one."""
         with self._reading() as connection:
             return _newest(connection, precedence_policies, {"company": company})
 
-    def put_memory_policy(self, company: str, body: dict[str, Any], actor: str) -> Versioned:
+    def put_memory_policy(
+        self, company: str, body: dict[str, Any], actor: str, replaces: int | None = None
+    ) -> Versioned:
         """Stores a new version; the same body again is no new version."""
         with self._writing() as connection:
             _require_open(connection, company)
-            return self._put(connection, memory_policies, {"company": company}, body, actor)
+            return self._put(connection, memory_policies, {"company": company}, body, actor, replaces)
 
     def memory_policy(self, company: str) -> Versioned | None:
         """The version in force, or None where nobody wrote one."""
@@ -305,13 +312,21 @@ class ControlStore:
             return [_versioned(row) for row in connection.execute(query)]
 
     def _put(
-        self, connection: sa.Connection, table: sa.Table, identity: dict[str, str], body: dict[str, Any], actor: str
+        self,
+        connection: sa.Connection,
+        table: sa.Table,
+        identity: dict[str, str],
+        body: dict[str, Any],
+        actor: str,
+        replaces: int | None,
     ) -> Versioned:
         before = _newest(connection, table, identity)
         if before is not None and before.body == body:
             return before
-        now = self._clock()
-        version = 1 if before is None else before.version + 1
+        known = 0 if before is None else before.version
+        if replaces not in (None, known):
+            raise StateConflict(f"version {known} is in force, not {replaces}: read it and write again", version=known)
+        now, version = self._clock(), known + 1
         row = {**identity, "version": version, "at": microseconds(now), "actor": actor, "body": body}
         connection.execute(table.insert().values(row))
         old = [table.c[name] == value for name, value in identity.items()]

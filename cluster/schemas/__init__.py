@@ -36,6 +36,8 @@ from muniment.cluster.schemas.memory import (
     Ruling,
     SimulateRequest,
     SourceIn,
+    WrittenMemoryPolicy,
+    WrittenPrecedence,
 )
 
 __all__ = [
@@ -77,6 +79,8 @@ __all__ = [
     "TrailQuery",
     "WindowSpan",
     "Write",
+    "WrittenMemoryPolicy",
+    "WrittenPrecedence",
     "fact_out",
     "parse",
     "parse_query",

@@ -255,6 +255,8 @@ QueryLimit = Annotated[PageLimit, BeforeValidator(_number)]
 #: Opaque: what the last answer gave as ``next``.
 Cursor = Annotated[_Str, Field(min_length=1, max_length=2048), AfterValidator(_clean)]
 Flag = Annotated[bool, Field(strict=True)]
+#: The version that a document is to replace, as its reading told it; 0 is what holds where nobody wrote any.
+Version = Annotated[int, Field(strict=True, ge=0)]
 Metadata = Annotated[
     dict[str, Any], BeforeValidator(_metadata), Field(json_schema_extra={"x-max-bytes": MAX_METADATA_BYTES})
 ]

@@ -15,6 +15,7 @@ from muniment.cluster.schemas.base import (
     Note,
     Page,
     Request,
+    Version,
     problem,
 )
 from muniment.policies.effect_gate import ToolClassification
@@ -67,7 +68,10 @@ Window = Annotated[
 
 
 class ClassificationRequest(Request):
-    """Which arguments of a tool name its effect, and how long a confirmed one counts. Window ``off``: no key."""
+    """Which arguments of a tool name its effect, and how long a confirmed one counts. Window ``off``: no key.
+
+    As it is read it can be written back: ``tool`` is that of the path, and ``version`` what is to be replaced.
+    """
 
     key_paths: Annotated[tuple[KeyPath, ...], Listed(MAX_KEY_PATHS)]
     window: Window
@@ -75,6 +79,8 @@ class ClassificationRequest(Request):
     max_duplicates_per_run: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 3
     blocked: Flag = False
     block_when_tainted: Flag = False
+    tool: Name | None = None
+    version: Version | None = None
 
     @model_validator(mode="after")
     def _keyed(self) -> Self:

@@ -26,6 +26,7 @@ from muniment.cluster.schemas.base import (
     Share,
     Text,
     Value,
+    Version,
     Write,
     json_object,
     problem,
@@ -251,12 +252,26 @@ class AuditRequest(Page):
     subject: Name | None = None
 
 
+class WrittenPrecedence(PrecedencePolicy):
+    """A precedence policy as it is read and written back: with ``version``, it replaces that one and no other."""
+
+    version: Version | None = None
+
+
+class WrittenMemoryPolicy(MemoryPolicy):
+    """A memory policy as it is read and written back: with ``version``, it replaces that one and no other."""
+
+    version: Version | None = None
+
+
 def _policy(value: Any) -> Any:
-    return value if isinstance(value, PrecedencePolicy) else json_object(value, MAX_POLICY_DEPTH, MAX_POLICY_BYTES)
+    if isinstance(value, (PrecedencePolicy, MemoryPolicy)):
+        return {name: getattr(value, name) for name in type(value).model_fields}
+    return json_object(value, MAX_POLICY_DEPTH, MAX_POLICY_BYTES)
 
 
 #: A written precedence, refused before it is looked at where it is too large.
-Policy = Annotated[PrecedencePolicy, BeforeValidator(_policy)]
+Policy = Annotated[WrittenPrecedence, BeforeValidator(_policy)]
 
 
 class PrecedenceRequest(RootModel[Policy]):
@@ -265,18 +280,14 @@ class PrecedenceRequest(RootModel[Policy]):
     model_config = ConfigDict(frozen=True)
 
 
-def _memory_policy(value: Any) -> Any:
-    return value if isinstance(value, MemoryPolicy) else json_object(value, MAX_POLICY_DEPTH, MAX_POLICY_BYTES)
-
-
-class MemoryPolicyRequest(RootModel[Annotated[MemoryPolicy, BeforeValidator(_memory_policy)]]):
+class MemoryPolicyRequest(RootModel[Annotated[WrittenMemoryPolicy, BeforeValidator(_policy)]]):
     """The whole memory policy of a company; it replaces the one before."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class SimulateRequest(Request):
-    """What this policy would have decided differently, from ``since`` on."""
+    """What this policy would have decided differently, from ``since`` on. Its ``version`` says nothing here."""
 
     policy: Policy
     since: Moment | None = None

@@ -19,6 +19,7 @@ from muniment.cluster.schemas import (
     KeysQuery,
     MemoryPolicyRequest,
     PrecedenceRequest,
+    SimulateRequest,
     parse,
 )
 from muniment.policies.access import Principal, Role
@@ -244,6 +245,38 @@ def test_precedence_is_replaced_whole(service):
     replaced = run(service.set_precedence(ADMIN, parse(PrecedenceRequest, {})))
     assert replaced["version"] == 2
     assert "default_owner" not in replaced
+
+
+def test_what_was_read_can_be_written_back_and_only_over_what_was_read(service):
+    path = {"key_paths": ["/to"], "window": {"permanent": True}}
+    run(service.classify(ADMIN, "mail", parse(ClassificationRequest, path)))
+    documents = [
+        (service.precedence, service.set_precedence, PrecedenceRequest, {"default_owner": "ana"}),
+        (service.memory_policy, service.set_memory_policy, MemoryPolicyRequest, {"retention": "lru"}),
+        (
+            lambda who: service.classification(who, "mail"),
+            lambda who, body: service.classify(who, "mail", body),
+            ClassificationRequest,
+            {"blocked": True},
+        ),
+    ]
+    for read, write, request, change in documents:
+        first = run(read(ADMIN))
+        second = run(write(ADMIN, parse(request, {**first, **change})))
+        assert (second["version"], run(read(ADMIN))) == (first["version"] + 1, {**second, **change})
+        assert run(write(ADMIN, parse(request, second))) == second
+        # Sent again, it stands already; something else must be written over what has been read since.
+        assert run(write(ADMIN, parse(request, {**first, **change}))) == second
+        with pytest.raises(StateConflict) as raised:
+            run(write(ADMIN, parse(request, first)))
+        assert raised.value.fields["version"] == second["version"]
+        for version in (-1, "1", 1.5, True):
+            with pytest.raises(InvalidInput):
+                parse(request, {**first, "version": version})
+    read = run(service.precedence(ADMIN))
+    assert parse(SimulateRequest, {"policy": read}).policy.default_owner == "ana"
+    with pytest.raises(InvalidInput):
+        run(service.classify(ADMIN, "mail", parse(ClassificationRequest, {**path, "tool": "post"})))
 
 
 def test_an_expired_key_and_none_at_all(service):
