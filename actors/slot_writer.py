@@ -26,6 +26,7 @@ from muniment.actors.store.memory_store import Stored
 from muniment.actors.store.outbox_store import OPENED, OVERDUE, Message
 from muniment.actors.tenant import Changes, Resident, Tenant, resident_of, vector_rows
 from muniment.actors.wire import fact_from_dict, fact_to_dict, source_to_dict
+from muniment.policies.access import covers
 from muniment.policies.audit import overdue_reviews
 from muniment.policies.authority import Actor, key_of, owner_of, review_date
 from muniment.policies.errors import Forbidden, NotFound, StateConflict
@@ -519,7 +520,7 @@ class SlotWriter:
         if note is None:
             return answer
         evidence = [f for f in note.facts if f.corroborates == fact.id]
-        evidence = [f for f in evidence if all(getattr(f, name) == label for name, label in bound.items())]
+        evidence = [f for f in evidence if all(covers(label, getattr(f, name)) for name, label in bound.items())]
         answer["evidence"] = [source_to_dict(f.source) for f in evidence[-_EVIDENCE_SHOWN:]]
         dispute = dispute_about(fact, note.conflicts)
         if dispute is not None:

@@ -9,7 +9,7 @@ from enum import IntEnum, StrEnum
 from types import MappingProxyType
 
 from muniment.policies.errors import Forbidden, InvalidInput, Unauthenticated
-from muniment.policies.model import SourceKind, nfc
+from muniment.policies.model import SourceKind, fold, nfc
 from muniment.policies.precedence_policy import UNASSIGNED
 
 #: What the actor of a key without a user begins with; no user id may, so that none can pass for a key.
@@ -217,11 +217,19 @@ def confine(bound: str | None, named: str | None, pointer: str) -> str | None:
     """
     if bound is None:
         return named
-    if named is not None and nfc(named) != bound:
+    if named is not None and not covers(bound, named):
         raise Forbidden(f"the key is bound to another {pointer.rpartition('/')[2]}", pointer=pointer)
     return bound
 
 
+def covers(bound: str | None, label: str | None) -> bool:
+    """Whether what is labelled so is of the area (or agent) that a key is bound to; None: it is bound to none.
+
+    Labels compare folded, as they do in filters: what ``sales`` finds is what a key bound to ``sales`` may see.
+    """
+    return bound is None or (label is not None and fold(label) == fold(bound))
+
+
 def within_scope(principal: Principal, area: str | None, agent: str | None) -> bool:
     """Whether a key that is bound to an area or agent may see what is labelled so; an unbound key may."""
-    return principal.area in (None, area) and principal.agent in (None, agent)
+    return covers(principal.area, area) and covers(principal.agent, agent)

@@ -23,6 +23,7 @@ from muniment.actors.store.decision_log import (
 )
 from muniment.actors.store.engine import Schema, cursor_of, metadata, only_where
 from muniment.actors.store.statements import insert, mark, upsert
+from muniment.policies.access import covers
 from muniment.policies.fingerprint import KEY_BYTES, company_prefix
 from muniment.policies.reservation import State, settled
 
@@ -370,7 +371,8 @@ def list_keys(
     after: tuple[int, bytes] | None = None,
     limit: int = 50,
 ) -> KeyPage:
-    """Keys of a company that are in ``state`` at ``now`` and have the values ``equal`` (None: any).
+    """Keys of a company that are in ``state`` at ``now`` and have the values ``equal`` (None: any). Area and agent
+    compare folded.
 
     What is reserved comes oldest first; anything else in the order of the keys. A page looks at a bounded number of
     keys, so that it may hold fewer than ``limit`` and still have a next one.
@@ -393,12 +395,16 @@ def list_keys(
         looked_at += 1
         wanted = state is None or settled(row.state, row.ends_at, now) is state
         over = row.retire_at is not None and row.retire_at <= now
-        if wanted and not over and all(v is None or getattr(row, name) == v for name, v in equal.items()):
+        if wanted and not over and all(_has(row, name, value) for name, value in equal.items()):
             found.append(row)
             if len(found) == limit:
                 return KeyPage(found, (row.fence, row.key))
     more = row is not None and looked_at == _SCANNED
     return KeyPage(found, (row.fence, row.key) if row is not None and more else None)
+
+
+def _has(row: KeyRow, name: str, value: str | None) -> bool:
+    return covers(value, getattr(row, name)) if name in ("area", "agent") else value in (None, getattr(row, name))
 
 
 def held(connection: sa.Connection, now: int) -> tuple[int, int | None]:

@@ -22,6 +22,7 @@ from muniment.policies.access import (
     require,
     require_company,
     require_same_company,
+    within_scope,
 )
 from muniment.policies.errors import Forbidden, InvalidInput, Unauthenticated
 from muniment.policies.model import SourceKind
@@ -158,3 +159,11 @@ def test_a_bound_key_is_confined():
     assert confine("sales", "sales", "/area") == "sales"
     with pytest.raises(Forbidden, match="another area"):
         confine("sales", "finance", "/filters/area")
+
+
+def test_the_labels_of_a_bound_key_compare_as_in_filters():
+    assert confine("Vertrieb Süd", " vertrieb su\u0308d", "/area") == "Vertrieb Süd"
+    bound = principal(Role.AGENT, area="sales", agent="Mailer")
+    assert within_scope(bound, "Sales", "mailer ")
+    for area, agent in (("Sales", None), (None, "mailer"), ("salesx", "mailer"), ("", "mailer")):
+        assert not within_scope(bound, area, agent)

@@ -55,6 +55,21 @@ def test_evidence_from_another_area_is_not_shown(world: ServiceWorld) -> None:
     run(scenario())
 
 
+def test_a_key_sees_its_area_however_that_is_spelt(world: ServiceWorld) -> None:
+    async def scenario() -> None:
+        id, _ = await tell(world, told("terms", "30 days", "Sales"), told("terms", "30 days", "SALES", LEDGER))
+        asked = RecallRequest.model_validate({"query": "terms of Aurora", "filters": {"area": "sAles"}})
+        slot = FactsQuery(subject="Aurora", field="terms")
+        reader = readers(world)["sales"]
+        [found] = (await world.memory.recall(reader, asked))["results"]
+        one = await world.memory.get_memory(reader, id)
+        current = (await world.memory.facts(reader, slot))["current"]
+        for fact in (found["fact"], one, current):
+            assert (fact["id"], [source["id"] for source in fact["evidence"]]) == (id, ["finance-ledger"])
+
+    run(scenario())
+
+
 def test_the_audit_lists_conflicts_of_the_area_alone(world: ServiceWorld) -> None:
     async def scenario() -> None:
         await tell(world, told("contact", "Dana", "finance"), told("contact", "Lee", "finance", LEDGER))

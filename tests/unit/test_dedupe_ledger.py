@@ -524,7 +524,7 @@ def test_what_is_reserved_can_be_listed(bench: Bench) -> None:
     bench.propose("r", company="other")
     with bench.engine.connect() as connection:
         now = bench.ledger.now()
-        listed = partial(effect_store.list_keys, connection, "acme", equal={"area": "ops"})
+        listed = partial(effect_store.list_keys, connection, "acme", equal={"area": "OPS", "tool": "mail"})
         first = listed(now, state=State.RESERVED, limit=3)
         rest = listed(now, state=State.RESERVED, after=first.next)
         lapsed = listed(now + 60 * SECOND, state=State.LAPSED)
