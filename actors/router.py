@@ -1,4 +1,5 @@
-"""The router: it owns how a recall runs, and holds no state but what it can learn again.
+"""The router: it owns how a recall runs, and holds no state but what it can learn again. Each process that serves has
+one of its own, so a recall costs no trip to reach it.
 
 Three trips at most: embed the query, have the shard apply the plan, have the best candidates reranked. It degrades
 loudly: without a reranker the answer says so and keeps the retrieval order.
@@ -28,8 +29,6 @@ _KNOWN_COMPANIES = 10_000
 
 class Router:
     """Answers recalls and takes facts in, over model workers and the shard of each company."""
-
-    VERBS = frozenset({"recall", "remember", "correct", "resolve"})
 
     def __init__(
         self,

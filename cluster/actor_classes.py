@@ -18,7 +18,6 @@ from muniment.actors.embedding import (
 from muniment.actors.memory_shard import MemoryShard
 from muniment.actors.metrics import Observe, unobserved
 from muniment.actors.model_worker import MAX_WAIT_SECONDS, ModelWorker
-from muniment.actors.router import Router
 from muniment.actors.store.engine import available, open_engine, writing
 from muniment.actors.store.levels import Read, conflict_levels, wanted_levels
 from muniment.actors.store.tenure import Role, begin, read_role
@@ -127,16 +126,6 @@ class ShardActor(_Actor[MemoryShard]):
         return [body.levels, wanted_levels(engine, "shard"), *store]
 
 
-class RouterActor(_Actor[Router]):
-    """A ``Router`` over this cluster's workers and shards."""
-
-    verbs = Router.VERBS
-    part = "router"
-
-    def open(self, observe: Observe) -> Router:
-        return make_router(self._settings, observe)
-
-
 class WorkerActor(_Actor[ModelWorker]):
     """A ``ModelWorker`` with the models that the settings name; without a reranker where it cannot be loaded."""
 
@@ -150,7 +139,7 @@ class WorkerActor(_Actor[ModelWorker]):
         return [body.levels]
 
 
-_CLASSES: dict[Kind, type] = {"shard": ShardActor, "router": RouterActor, "worker": WorkerActor}
+_CLASSES: dict[Kind, type] = {"shard": ShardActor, "worker": WorkerActor}
 
 
 def open_worker(
@@ -216,11 +205,6 @@ def shard_of(settings: Settings) -> Shards:
     return Shards(Roster(open_engine(settings.store_url("memory")), ("shard",)), settings.ray.namespace)
 
 
-def make_router(settings: Settings, observe: Observe = unobserved) -> Router:
-    """A router over the named actors; also usable in a process that is no actor."""
-    return Router(worker_pool(settings), shard_of(settings), settings.recall.profiles(), observe)
-
-
 def create_actor(settings: Settings, kind: Kind, number: int) -> None:
     """Makes a named actor where it is not there yet. It restarts until it is stopped."""
     name, namespace = actor_name(kind, number), settings.ray.namespace
@@ -244,7 +228,7 @@ def create_actor(settings: Settings, kind: Kind, number: int) -> None:
         lifetime="detached",
         max_restarts=-1,
         # What its process's death interrupts, and what comes before the next one is there, waits in Ray's queue: a call
-        # that fails is told so only up to a second later. Of workers and routers another one may answer at once.
+        # that fails is told so only up to a second later. Of workers another one may answer at once.
         max_task_retries=1 if kind == "shard" else 0,
         max_concurrency=10_000,
         scheduling_strategy=SPREAD,
@@ -264,7 +248,6 @@ def create_actors(settings: Settings) -> list[str]:
         "memory": {
             "worker": settings.workers.count,
             "shard": settings.memory.shards,
-            "router": settings.routers.count,
         },
         "effects": {"ledger": settings.effects.ledgers},
     }

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from muniment.actors.clock import Clock, system_clock
 from muniment.actors.ports import Shard
+from muniment.actors.router import Router
 from muniment.actors.slot_audit import SlotAudit
 from muniment.actors.slot_reader import SlotReader
 from muniment.actors.slot_writer import expired_at
@@ -37,7 +38,7 @@ class ConflictService:
 
     def __init__(
         self,
-        router: Any,
+        router: Router,
         shard_of: Callable[[str], Shard],
         engine: sa.Engine,
         policies: PolicyBook,

@@ -106,66 +106,17 @@ def _answer(data: bytes) -> Any:
     return value
 
 
-class Pool:
-    """Ray actors of which any can answer: the least loaded takes the next call; one that died costs another try,
-    elsewhere."""
-
-    def __init__(self, handles: Callable[[], Sequence[ActorHandle]], what: str) -> None:
-        """``handles``: to those that are used now. ``what``: one of them, for a person to read."""
-        self._handles = handles
-        self._what = what
-        self._down: dict[str, float] = {}
-
-    async def attempt(self, request: bytes, elsewhere_when_full: bool = False) -> Any:
-        """The answer to a packed request. Raises what the Ray actor raised; ``Unavailable`` where none can be reached.
-
-        ``elsewhere_when_full``: another one may have room where one is ``Overloaded``.
-        """
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        full: dict[str, Overloaded] = {}
-        while True:
-            now = time.monotonic()
-            up = [h for h in self._handles() if self._down.get(h.name, 0.0) <= now and h.name not in full]
-            if up:
-                handle = min(up, key=lambda one: (one.in_flight, one.name))
-                try:
-                    return await handle.attempt(request, deadline)
-                except Unreachable:
-                    self._down[handle.name] = time.monotonic() + _DOWN_SECONDS
-                except Overloaded as error:
-                    if not elsewhere_when_full:
-                        raise
-                    full[handle.name] = error
-            elif full:
-                raise next(iter(full.values()))
-            elif now + RETRY_SECONDS >= deadline:
-                raise Unavailable(f"no {self._what} can be reached", retry_after_seconds=2)
-            else:
-                await asyncio.sleep(RETRY_SECONDS)
-
-
-class RouterPool(Pool):
-    """The routers' verbs as async methods."""
-
-    def __getattr__(self, verb: str) -> Any:
-        if verb.startswith("_"):
-            raise AttributeError(verb)
-
-        async def call(**arguments: Any) -> Any:
-            return await self.attempt(pack([verb, arguments, [telemetry.carrier()]]))
-
-        return call
-
-
-class WorkerPool(Pool):
-    """The model workers.
+class WorkerPool:
+    """The model workers: the least loaded takes the next call; one that died costs another try, elsewhere.
 
     Queries that are to be embedded while others are on their way travel in one call; bulk goes in parts, so that all
     workers get some and no call is large.
     """
 
     def __init__(self, handles: Callable[[], Sequence[ActorHandle]]) -> None:
-        super().__init__(handles, "model worker")
+        """``handles``: to those that are used now."""
+        self._handles = handles
+        self._down: dict[str, float] = {}
         self._count = 0
         self._queries: Iterator[Coalescer[bytes]] = iter(())
         self._room = asyncio.Semaphore(0)
@@ -232,9 +183,30 @@ class WorkerPool(Pool):
     async def _call(
         self, verb: str, arguments: dict[str, Any], carriers: Sequence[telemetry.Carrier] | None = None
     ) -> Any:
-        """``carriers``: of the calls that travel in this one, where it is not for the current span alone."""
+        """What a worker answers. Raises what it raised; ``Unavailable`` where none can be reached.
+
+        ``carriers``: of the calls that travel in this one, where it is not for the current span alone.
+        """
         request = pack([verb, arguments, [telemetry.carrier()] if carriers is None else carriers])
-        return await self.attempt(request, elsewhere_when_full=True)
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        full: dict[str, Overloaded] = {}
+        while True:
+            now = time.monotonic()
+            up = [h for h in self._handles() if self._down.get(h.name, 0.0) <= now and h.name not in full]
+            if up:
+                handle = min(up, key=lambda one: (one.in_flight, one.name))
+                try:
+                    return await handle.attempt(request, deadline)
+                except Unreachable:
+                    self._down[handle.name] = time.monotonic() + _DOWN_SECONDS
+                except Overloaded as error:
+                    full[handle.name] = error  # another one may have room
+            elif full:
+                raise next(iter(full.values()))
+            elif now + RETRY_SECONDS >= deadline:
+                raise Unavailable("no model worker can be reached", retry_after_seconds=2)
+            else:
+                await asyncio.sleep(RETRY_SECONDS)
 
 
 class Remote:

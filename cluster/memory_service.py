@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from muniment.actors.clock import Clock, system_clock
 from muniment.actors.ports import Record, Shard
+from muniment.actors.router import Router
 from muniment.actors.slot_reader import SlotPage, SlotReader
 from muniment.actors.slot_writer import expired_at
 from muniment.actors.store import memory_store
@@ -107,7 +108,7 @@ class MemoryService:
 
     def __init__(
         self,
-        router: Any,
+        router: Router,
         shard_of: Callable[[str], Shard],
         engine: sa.Engine,
         policies: PolicyBook,

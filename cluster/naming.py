@@ -8,8 +8,10 @@ from muniment.policies.partitioning import Kind
 
 #: What Ray puts before the name of every metric.
 PREFIX: Final = "ray_"
-#: The label, beside those in the table, that names who tells: a Ray actor ("shard-0"), or "api" of the HTTP replicas.
+#: The label, beside those in the table, that names who tells: a Ray actor ("shard-0"), "api" of the HTTP replicas, or
+#: "client" of the Python clients inside Ray.
 PART: Final = "part"
+CLIENT: Final = "client"
 #: What stands for a label's value that is none of its set.
 OTHER: Final = "other"
 #: The name of the Serve application.

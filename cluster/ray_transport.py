@@ -7,6 +7,8 @@ from pathlib import Path
 
 from muniment.cluster import launcher
 from muniment.cluster.endpoints import BY_VERB, Services, dispatch
+from muniment.cluster.naming import CLIENT
+from muniment.cluster.ray_metrics import RayMeter
 from muniment.cluster.services import open_services
 from muniment.cluster.settings import Settings, load
 from muniment.cluster.transport import Answer
@@ -22,7 +24,7 @@ class RayTransport:
     def __init__(self, address: str | Path, key: str, user: str | None, company: str | None) -> None:
         self._caller = (f"Bearer {key}", user, company)
         self._settings = _join(address)
-        self._services: Services = open_services(self._settings)
+        self._services: Services = open_services(self._settings, RayMeter(CLIENT))
 
     async def send(self, request: Request, seconds_left: float) -> Answer:
         """See ``Transport``."""

@@ -29,7 +29,6 @@ class ScaleService:
         asked: dict[Kind, int | None] = {
             "shard": request.shards,
             "ledger": request.ledgers,
-            "router": request.routers,
             "worker": request.workers,
         }
         wanted = {kind: count for kind, count in asked.items() if count is not None}

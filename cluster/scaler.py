@@ -164,20 +164,21 @@ class Scaler:
         """Does all that is to be done. Raises ``Unavailable`` where it cannot go on; what was done stays done."""
         for kind, role in (await asyncio.to_thread(self.roles)).items():
             await self._there(kind, role.needed - self.running()[kind])
-        for kind in ("worker", "router"):
-            await self._resize(kind)
+        await self._resize_pool()
         for divided in get_args(Divided):
             await self._divide(divided)
 
-    async def _resize(self, kind: Kind) -> None:
-        """What has no partitions: new ones are used once they are ready, and end once nobody uses them."""
-        role = await asyncio.to_thread(self._role, kind)
+    async def _resize_pool(self) -> None:
+        """Model workers have no partitions: new ones are used once they are ready, and end once nobody uses them."""
+        role = await asyncio.to_thread(self._role, "worker")
         if role.used != role.wanted:
-            await self._there(kind, set(range(role.used, role.wanted)))
-            await asyncio.to_thread(self._write, kind, lambda connection: tenure.use(connection, kind, role.wanted))
-        if self.running()[kind] - set(range(role.wanted)):
+            await self._there("worker", set(range(role.used, role.wanted)))
+            await asyncio.to_thread(
+                self._write, "worker", lambda connection: tenure.use(connection, "worker", role.wanted)
+            )
+        if self.running()["worker"] - set(range(role.wanted)):
             await asyncio.sleep(_GRACE_SECONDS)
-            await self._end_surplus(kind)
+            await self._end_surplus("worker")
 
     async def _divide(self, kind: Divided) -> None:
         """Moves what is to be moved, one after the other, and ends those that have nothing any more."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from muniment.actors.embedding import space_name
+from muniment.actors.metrics import Observe
+from muniment.actors.router import Router
 from muniment.actors.store import control_tables, effect_store, memory_store
 from muniment.actors.store import memory_tables as tables
 from muniment.actors.store.control_store import ControlStore
@@ -16,7 +16,7 @@ from muniment.cluster.admin_service import AdminService
 from muniment.cluster.conflict_service import ConflictService
 from muniment.cluster.effect_service import EffectService, StoredClassifications
 from muniment.cluster.endpoints import Services
-from muniment.cluster.handles import RouterPool, WorkerPool
+from muniment.cluster.handles import WorkerPool
 from muniment.cluster.ledger_handle import Ledgers
 from muniment.cluster.memory_service import MemoryService
 from muniment.cluster.record_service import RecordService
@@ -27,8 +27,11 @@ from muniment.cluster.settings import Database, Settings
 from muniment.policies.errors import NotFound
 
 
-def open_services(settings: Settings) -> Services:
-    """The services over the named actors and the stores. The process must be connected to Ray."""
+def open_services(settings: Settings, observe: Observe) -> Services:
+    """The services over the named actors and the stores. The process must be connected to Ray.
+
+    ``observe``: takes the numbers of this process's router.
+    """
     namespace = settings.ray.namespace
     control = ControlStore(settings.store_url("control"))
     memory = open_engine(settings.store_url("memory"))
@@ -36,9 +39,10 @@ def open_services(settings: Settings) -> Services:
     effects = open_engine(settings.store_url("effects"))
     create_schema(effects, effect_store.TABLES)
     policies = PolicyBook(control)
-    roster = Roster(memory, ("shard", "router", "worker"))
-    router: Any = RouterPool(Members(roster, "router", namespace), "router")
+    roster = Roster(memory, ("shard", "worker"))
+    workers = WorkerPool(Members(roster, "worker", namespace))
     shards = Shards(roster, namespace)
+    router = Router(workers, shards, settings.recall.profiles(), observe)
     ledgers = Ledgers(Roster(effects, ("ledger",)), namespace)
     memory_service = MemoryService(router, shards, memory, policies)
     effect_service = EffectService(ledgers, effects, StoredClassifications(control))
@@ -57,7 +61,7 @@ def open_services(settings: Settings) -> Services:
             memory,
             policies,
             shards,
-            WorkerPool(Members(roster, "worker", namespace)),
+            workers,
             ledgers.health,
         ),
         effects=effect_service,

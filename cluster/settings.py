@@ -163,12 +163,6 @@ class EffectSettings(Group):
     )
 
 
-class RouterSettings(Group):
-    """Routers."""
-
-    count: int = Field(1, ge=1, le=1024, description="Routers at the first start, then muniment scale.")
-
-
 class WorkerSettings(Group):
     """Model workers: the embedding model and the reranker."""
 
@@ -270,7 +264,6 @@ class Settings(BaseSettings):
     memory: MemorySettings = MemorySettings()
     recall: RecallSettings = RecallSettings()
     effects: EffectSettings = EffectSettings()
-    routers: RouterSettings = RouterSettings()
     workers: WorkerSettings = WorkerSettings()
     limits: LimitSettings = LimitSettings()
     auth: AuthSettings = AuthSettings()

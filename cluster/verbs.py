@@ -264,11 +264,10 @@ class Verbs(Generic[Returned]):
         *,
         shards: int | None = None,
         ledgers: int | None = None,
-        routers: int | None = None,
         workers: int | None = None,
     ) -> Returned:
         """Says how many there are to be of each; how far it is, as ``scaling``."""
-        return self._post("scale", "/v1/scale", shards=shards, ledgers=ledgers, routers=routers, workers=workers)
+        return self._post("scale", "/v1/scale", shards=shards, ledgers=ledgers, workers=workers)
 
     def scaling(self) -> Returned:
         """How many there are, and how far it is: ``done``, or what is still to move."""

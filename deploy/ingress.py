@@ -41,7 +41,7 @@ def build(settings: Settings) -> serve.Application:
         from muniment.cluster.services import open_services
 
         meter = set_up(settings, "api")
-        services = open_services(settings)
+        services = open_services(settings, meter)
         services.scale.scaler.start()
         return create_app(services, settings, names_requests=False, observe=meter, scrape=scrape)
 

@@ -20,7 +20,7 @@ PARTITIONS = 256
 #: Members with one company each are numbered from here on, out of the way of those that share the partitions.
 FIRST_APART = 256
 #: The kinds of Ray actors, and those of them that each have partitions of their own.
-Kind = Literal["shard", "ledger", "router", "worker"]
+Kind = Literal["shard", "ledger", "worker"]
 Divided = Literal["shard", "ledger"]
 #: What moves: a partition, or a company that lives apart or is to.
 Unit = int | str

@@ -16,7 +16,7 @@ from muniment.cluster.settings import load
 from tests.live import Service, start_service
 from tests.stores import Postgres
 
-SEVERAL = {"MEMORY__SHARDS": "4", "EFFECTS__LEDGERS": "2", "ROUTERS__COUNT": "2"}
+SEVERAL = {"MEMORY__SHARDS": "4", "EFFECTS__LEDGERS": "2"}
 #: How soon Ray calls a node dead that does not answer, in milliseconds; its own values are for networks.
 SOON = {
     "RAY_health_check_initial_delay_ms": "1000",

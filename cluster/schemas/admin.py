@@ -65,7 +65,6 @@ class ScaleRequest(Request):
 
     shards: Annotated[int, Field(strict=True, ge=1, le=256)] | None = None
     ledgers: Annotated[int, Field(strict=True, ge=1, le=256)] | None = None
-    routers: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
     workers: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
 
 

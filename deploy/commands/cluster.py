@@ -14,7 +14,7 @@ from muniment.cluster import Client
 from muniment.deploy.commands.common import AsJson, DataDir, app, console, errors, operator_client
 from muniment.policies.errors import Unavailable
 
-_KINDS = ("shards", "ledgers", "routers", "workers")
+_KINDS = ("shards", "ledgers", "workers")
 _POLL_SECONDS = 0.2
 
 
@@ -22,7 +22,6 @@ _POLL_SECONDS = 0.2
 def scale(
     shards: Annotated[int | None, typer.Option(min=1, max=256, show_default=False, help="Memory shards.")] = None,
     ledgers: Annotated[int | None, typer.Option(min=1, max=256, show_default=False, help="Dedupe ledgers.")] = None,
-    routers: Annotated[int | None, typer.Option(min=1, max=1024, show_default=False, help="Routers.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, max=1024, show_default=False, help="Model workers.")] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -32,7 +31,7 @@ def scale(
     Partitions move one at a time. What breaks off goes on by itself where it stopped. A restart keeps these numbers.
     """
     with operator_client(data_dir) as client:
-        asked = {"shards": shards, "ledgers": ledgers, "routers": routers, "workers": workers}
+        asked = {"shards": shards, "ledgers": ledgers, "workers": workers}
         state = client.scale(**asked) if any(asked.values()) else client.scaling()
         if any(asked.values()):
             state = _until_done(client, state)

@@ -29,7 +29,7 @@ def test_ray_actors_that_were_made_with_other_settings_are_replaced(ray_cluster:
     settings = ray_cluster.model_copy(update={"data_dir": tmp_path, "ray": namespace})
     launcher.make_actors(settings)
     made = ids(settings)
-    assert set(made) == {"shard-0", "ledger-0", "router-0", "worker-0"}
+    assert set(made) == {"shard-0", "ledger-0", "worker-0"}
     launcher.make_actors(settings)
     assert ids(settings) == made
     other = settings.model_copy(update={"memory": MemorySettings(l1_capacity=7)})
@@ -77,7 +77,7 @@ def test_ray_actors_are_only_where_the_resource_is_that_the_settings_name(
     settings = ray_cluster.model_copy(update={"data_dir": tmp_path, "ray": placed})
     launcher.make_actors(settings)
     made = ids(settings)
-    assert set(made) == {"shard-0", "ledger-0", "router-0", "worker-0"}
+    assert set(made) == {"shard-0", "ledger-0", "worker-0"}
     tick = threading.Event()
     for _ in range(600):
         entries = [actors(number) for number in made.values()]

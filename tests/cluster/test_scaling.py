@@ -21,7 +21,7 @@ def scaled(service: Service, *options: str) -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.timeout(600)
-def test_routers_come_and_go_while_clients_work(service: Service) -> None:
+def test_workers_come_and_go_while_clients_work(service: Service) -> None:
     agent = service.key("sizes", "agent")
 
     async def work(number: int, stop: asyncio.Event) -> int:
@@ -40,10 +40,10 @@ def test_routers_come_and_go_while_clients_work(service: Service) -> None:
         stop = asyncio.Event()
         clients = [asyncio.create_task(work(number, stop)) for number in range(3)]
         try:
-            grown = await asyncio.to_thread(scaled, service, "--routers", "2")
-            assert (grown["routers"], grown["done"]) == ({"wanted": 2, "running": 2}, True)
-            shrunk = await asyncio.to_thread(scaled, service, "--routers", "1")
-            assert (shrunk["routers"], shrunk["done"]) == ({"wanted": 1, "running": 1}, True)
+            grown = await asyncio.to_thread(scaled, service, "--workers", "2")
+            assert (grown["workers"], grown["done"]) == ({"wanted": 2, "running": 2}, True)
+            shrunk = await asyncio.to_thread(scaled, service, "--workers", "1")
+            assert (shrunk["workers"], shrunk["done"]) == ({"wanted": 1, "running": 1}, True)
         finally:
             stop.set()
         return await asyncio.gather(*clients)
@@ -57,13 +57,12 @@ def test_without_options_it_says_how_it_is(service: Service) -> None:
     assert state == {
         "shards": {**one, "to_move": 0},
         "ledgers": {**one, "to_move": 0},
-        "routers": one,
         "workers": one,
         "own_shards": [],
         "pinned": [],
         "done": True,
     }
-    assert "routers" in muniment("scale", "--data-dir", service.data_dir).stdout
+    assert "workers" in muniment("scale", "--data-dir", service.data_dir).stdout
 
 
 def test_what_sqlite_does_not_allow_is_one_clear_line(service: Service) -> None:
@@ -95,6 +94,6 @@ def test_a_company_is_pinned_and_let_go(service: Service) -> None:
 
 def test_only_the_operator_may(service: Service) -> None:
     with service.client(service.key("sizes", "admin")) as admin:
-        for asked in (admin.scaling, lambda: admin.scale(routers=2), lambda: admin.place("sizes", pinned=True)):
+        for asked in (admin.scaling, lambda: admin.scale(workers=2), lambda: admin.place("sizes", pinned=True)):
             with pytest.raises(Forbidden):
                 asked()

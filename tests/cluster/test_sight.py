@@ -139,16 +139,15 @@ def test_a_recall_is_one_trace_from_the_client_through_every_ray_actor(
     found = tree(
         receiver[0],
         TRACE,
-        {"muniment.http", "muniment.recall", "muniment.router.recall", "muniment.shard.recall"}
+        {"muniment.http", "muniment.recall", "muniment.shard.recall"}
         | {"muniment.worker.embed", "muniment.worker.rerank"},
     )
     assert {name: (part, above) for name, (part, above, _) in found.items()} == {
         "muniment.http": ("api", "the client"),
         "muniment.recall": ("api", "muniment.http"),
-        "muniment.router.recall": ("router-0", "muniment.recall"),
-        "muniment.worker.embed": ("worker-0", "muniment.router.recall"),
-        "muniment.shard.recall": ("shard-0", "muniment.router.recall"),
-        "muniment.worker.rerank": ("worker-0", "muniment.router.recall"),
+        "muniment.worker.embed": ("worker-0", "muniment.recall"),
+        "muniment.shard.recall": ("shard-0", "muniment.recall"),
+        "muniment.worker.rerank": ("worker-0", "muniment.recall"),
     }
     http = attributes(found["muniment.http"][2])
     assert (http["http.route"], http["muniment.request_id"]) == ("/v1/recall", "request-0af7")

@@ -16,7 +16,7 @@ import httpx
 from muniment.cluster import processes
 from tests.fault.workload import DEADLINE_SECONDS, SOURCE, Account, Work, effect
 
-KINDS = ("ShardActor", "LedgerActor", "RouterActor", "WorkerActor", "ServeReplica", "ProxyActor")
+KINDS = ("ShardActor", "LedgerActor", "WorkerActor", "ServeReplica", "ProxyActor")
 Fault = Callable[[Work, random.Random], Awaitable[None]]
 
 

@@ -49,7 +49,7 @@ def durable() -> Iterator[Postgres]:
 @pytest.fixture
 def clustered(durable: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """A service on PostgreSQL with several of each actor, and small tiers."""
-    several = {"MEMORY__SHARDS": "2", "EFFECTS__LEDGERS": "2", "ROUTERS__COUNT": "2"}
+    several = {"MEMORY__SHARDS": "2", "EFFECTS__LEDGERS": "2"}
     for name, value in {**SMALL, **{f"MUNIMENT_{name}": value for name, value in several.items()}}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MUNIMENT_STORE__URL", durable.new_store())

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import aiohttp
 import httpx
 
+from muniment.actors.metrics import unobserved
 from muniment.cluster import AsyncClient, launcher
 from muniment.cluster.endpoints import BY_VERB, dispatch
 from muniment.cluster.services import open_services
@@ -81,7 +82,7 @@ class ThroughHandles:
 
     def __init__(self, data_dir: Path, keys: Sequence[str]) -> None:
         self._settings = launcher.published_settings(launcher.attach(data_dir).namespace)
-        self._services = open_services(self._settings)
+        self._services = open_services(self._settings, unobserved)
         self._keys = keys
 
     async def send(self, tenant: int, request: Request, seconds_left: float) -> Answer:

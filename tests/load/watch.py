@@ -13,7 +13,7 @@ from typing import Any
 from muniment.cluster import processes
 
 #: Kinds of Ray actor that may die at any time, in the order in which they do.
-MORTAL = ("WorkerActor", "RouterActor", "ShardActor", "LedgerActor")
+MORTAL = ("WorkerActor", "ShardActor", "LedgerActor")
 
 
 def kind_of(pid: int) -> str:

@@ -22,5 +22,5 @@ def test_a_start_that_is_refused_stores_nothing(
     prepare_stores(settings, upgrade=False)
     with pytest.raises(ConfigurationError, match="SQLite allows one"):
         actor_classes.create_actors(settings)
-    corrected = Settings(data_dir=tmp_path, routers={"count": 2})
-    assert sorted(actor_classes.create_actors(corrected)) == ["ledger-0", "router-0", "router-1", "shard-0", "worker-0"]
+    corrected = Settings(data_dir=tmp_path, workers={"count": 2})
+    assert sorted(actor_classes.create_actors(corrected)) == ["ledger-0", "shard-0", "worker-0", "worker-1"]

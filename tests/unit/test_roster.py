@@ -1,4 +1,4 @@
-"""The way to a company's shard while it moves, and to as many routers as are used, without Ray."""
+"""The way to a company's shard while it moves, and to as many model workers as are used, without Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from muniment.actors.store.memory_tables import TABLES
 from muniment.actors.store.tenure import begin, move, use
 from muniment.actors.wire import unpack
 from muniment.cluster import roster as module
-from muniment.cluster.handles import RouterPool, Unreachable
+from muniment.cluster.handles import Unreachable, WorkerPool
 from muniment.cluster.roster import Members, Roster, Shards
 from muniment.policies.errors import Moved, Unavailable
 from muniment.policies.partitioning import partition_of
@@ -24,7 +24,7 @@ ACME = partition_of("acme")
 
 
 class Member:
-    """A shard or router that answers with its number, or fails as often as it is told to."""
+    """A shard or worker that answers with its number, or fails as often as it is told to."""
 
     def __init__(self, number: int) -> None:
         self.name = f"member-{number}"
@@ -46,7 +46,7 @@ def engine(stores: Stores) -> Iterator[sa.Engine]:
     create_schema(made, TABLES)
     with writing(made).begin() as connection:
         begin(connection, "shard", 1)
-        begin(connection, "router", 2)
+        begin(connection, "worker", 2)
     yield made
     made.dispose()
 
@@ -121,22 +121,21 @@ def test_while_the_store_is_away_what_was_known_holds(engine: sa.Engine) -> None
     asyncio.run(scenario())
 
 
-def test_routers_are_those_that_are_used_now(engine: sa.Engine) -> None:
+def test_workers_are_those_that_are_used_now(engine: sa.Engine) -> None:
     async def scenario() -> None:
-        roster = Roster(engine, ("router",))
-        members = Members(roster, "router", "n")
-        routers = [Member(number) for number in range(3)]
-        members._handles = dict(enumerate(routers))  # type: ignore[assignment]
-        pool = RouterPool(members, "router")
-        routers[0].fails = [Unreachable("dead")]
-        assert await pool.recall(query="q") == 1, "elsewhere"
+        roster = Roster(engine, ("worker",))
+        members = Members(roster, "worker", "n")
+        workers = [Member(number) for number in range(3)]
+        members._handles = dict(enumerate(workers))  # type: ignore[assignment]
+        workers[0].fails = [Unreachable("dead")]
+        assert await WorkerPool(members).describe() == 1, "elsewhere"
         assert [handle.name for handle in members()] == ["member-0", "member-1"]
         with writing(engine).begin() as connection:
-            use(connection, "router", 3)
+            use(connection, "worker", 3)
         await roster.refresh()
         assert len(members()) == 3
         with writing(engine).begin() as connection:
-            use(connection, "router", 1)
+            use(connection, "worker", 1)
         await roster.refresh()
         assert [handle.name for handle in members()] == ["member-0"]
 
