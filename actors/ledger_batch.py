@@ -34,6 +34,7 @@ from muniment.actors.ledger_ops import (
 from muniment.actors.store.decision_log import Decision
 from muniment.actors.store.effect_store import EffectStore, KeyRow, repeat_id
 from muniment.actors.wire import to_rfc3339
+from muniment.policies.access import covers
 from muniment.policies.effect_gate import GateDecision, KeyState, Reason, Verdict, decide
 from muniment.policies.errors import IllegalTransition, NotFound, StaleReservation, StateConflict
 from muniment.policies.reservation import Event, State, counts_as_done, move, settled
@@ -268,9 +269,13 @@ class Batch:
         self._trail.append(Decision(company=row.company, at=self._at, kind="effect", **fields))
 
     def _held(self, op: Confirm | Renew | Release) -> tuple[KeyRow, State]:
-        """The row that the token is the current proof for, and its state now. Raises ``StaleReservation``."""
+        """The row that the token is the current proof for, and its state now. Raises ``StaleReservation``.
+
+        A key that is bound to another area or agent is told what it would be told of a reservation that never was.
+        """
         row = self._rows[op.key]
-        if row is None or row.company != op.company:
+        known = row is not None and row.company == op.company
+        if row is None or not (known and covers(op.area, row.area) and covers(op.agent, row.agent)):
             raise StaleReservation("the reservation is not known, or not any more", state="unknown")
         state = settled(row.state, row.ends_at, self.now)
         assert state is not None

@@ -76,7 +76,7 @@ class Propose(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """The tool returned success."""
+    """The tool returned success. ``area``, ``agent``: those that the caller's key is bound to; None: any."""
 
     company: str
     key: bytes
@@ -85,10 +85,12 @@ class Confirm(NamedTuple):
     actor: str
     reason: str | None = None
     result_ref: str | None = None
+    area: str | None = None
+    agent: str | None = None
 
 
 class Renew(NamedTuple):
-    """The tool is still running: the lease begins anew."""
+    """The tool is still running: the lease begins anew. ``area``, ``agent``: as in ``Confirm``."""
 
     company: str
     key: bytes
@@ -97,10 +99,15 @@ class Renew(NamedTuple):
     actor: str
     reason: str | None = None
     result_ref: str | None = None
+    area: str | None = None
+    agent: str | None = None
 
 
 class Release(NamedTuple):
-    """The tool failed. With ``claim``, only if the reservation was last handed out by that decision."""
+    """The tool failed. With ``claim``, only if the reservation was last handed out by that decision.
+
+    ``area``, ``agent``: as in ``Confirm``.
+    """
 
     company: str
     key: bytes
@@ -109,6 +116,8 @@ class Release(NamedTuple):
     actor: str
     reason: str | None = None
     result_ref: str | None = None
+    area: str | None = None
+    agent: str | None = None
     claim: str | None = None
 
 

@@ -119,7 +119,8 @@ class EffectService:
         self, kind: type[Confirm | Renew | Release], principal: Principal, request: ReservationRequest
     ) -> Answer:
         token = Token.parse(request.token)
-        op = kind(require_company(principal), *token, principal.actor, request.reason, request.result_ref)
+        bound = (principal.area, principal.agent)
+        op = kind(require_company(principal), *token, principal.actor, request.reason, request.result_ref, *bound)
         settled = await self._ledgers.settle(op)
         times = {"confirmed_at": settled.confirmed_at, "expires_at": settled.expires_at}
         return {"state": settled.state, "late": settled.late} | _times(times)

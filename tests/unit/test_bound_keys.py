@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 
-from muniment.cluster.schemas import AuditRequest, FactsQuery, RecallRequest, RememberRequest, SimulateRequest
+from muniment.actors.ledger_ops import Settled, Token
+from muniment.cluster.effect_service import EffectService
+from muniment.cluster.schemas import (
+    AuditRequest,
+    FactsQuery,
+    RecallRequest,
+    RememberRequest,
+    ReservationRequest,
+    SimulateRequest,
+)
 from muniment.policies.access import Principal
+from muniment.policies.fingerprint import KEY_BYTES
 from tests.stores import Stores
 from tests.unit.service_world import ServiceWorld
 from tests.unit.test_memory_shard import at, run
@@ -98,3 +108,24 @@ def test_a_simulation_tells_of_the_area_alone(world: ServiceWorld) -> None:
         assert (different["sales"]["decisions"], different["sales"]["slots"]) == ([], [])
 
     run(scenario())
+
+
+class Asked:
+    """Ledgers that keep what they were asked."""
+
+    def __init__(self) -> None:
+        self.ops: list[Any] = []
+
+    async def settle(self, op: Any) -> Settled:
+        self.ops.append(op)
+        return Settled("confirmed")
+
+
+def test_a_ledger_is_told_what_the_key_that_settles_is_bound_to(world: ServiceWorld) -> None:
+    ledgers = Asked()
+    effects = EffectService(ledgers, None, None)  # type: ignore[arg-type]
+    asked = ReservationRequest(token=Token(bytes(KEY_BYTES), 1, bytes(8)).encode())
+    reader = world.principal("of-sales", "agent", area="sales", agent="mailer")
+    for verb in (effects.confirm, effects.renew, effects.release):
+        run(verb(reader, asked))
+    assert [(op.area, op.agent) for op in ledgers.ops] == [("sales", "mailer")] * 3

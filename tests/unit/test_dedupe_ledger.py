@@ -517,6 +517,21 @@ def test_a_company_is_erased_in_slices_and_can_begin_afresh(bench: Bench) -> Non
     assert bench.verify() == (2, None)
 
 
+@pytest.mark.parametrize("kind", [Confirm, Renew, Release])
+def test_a_bound_key_settles_reservations_of_its_own_area_and_agent_alone(bench: Bench, kind: Any) -> None:
+    token = token_of(bench.propose("r1"))
+    for bound in ({"area": "finance"}, {"agent": "mailer"}, {"area": "ops", "agent": "mailer"}):
+        refused = bench.run(kind("acme", *Token.parse(token), "key:2", **bound))[0]
+        never = bench.run(kind("acme", key("never was"), 1, b"12345678", "key:2", **bound))[0]
+        assert isinstance(refused, StaleReservation)
+        assert refused.to_wire() == never.to_wire()
+    assert bench.run(kind("acme", *Token.parse(token), "key:2", area="Ops", agent="triage"))[0].late is False
+    # Nor is what took the key since told of to whom it does not concern.
+    bench.run(Release("acme", *Token.parse(token), "key:2"))
+    bench.propose("r2")
+    assert "holder" not in bench.run(kind("acme", *Token.parse(token), "key:2", area="finance"))[0].fields
+
+
 def test_what_is_reserved_can_be_listed(bench: Bench) -> None:
     for i in range(5):
         bench.propose(f"r{i}", what=str(i))
