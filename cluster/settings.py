@@ -28,6 +28,9 @@ ENV_PREFIX = "MUNIMENT_"
 #: The variable that names the settings file, and the file that is read when it is not set and the file exists.
 FILE_VARIABLE = "MUNIMENT_CONFIG_FILE"
 DEFAULT_FILE = "muniment.yaml"
+#: The variables of whoever uses a service: where it is, the key, and who acts. They set nothing.
+ADDRESS_VARIABLE, KEY_VARIABLE, USER_VARIABLE = "MUNIMENT_ADDRESS", "MUNIMENT_KEY", "MUNIMENT_USER"
+_NO_SETTINGS = {FILE_VARIABLE, ADDRESS_VARIABLE, KEY_VARIABLE, USER_VARIABLE}
 #: A variable, with its value, that Kubernetes gives every pod for each service beside it: ``muniment-…`` are some. By
 #: the name alone ``…_PORT`` might be a setting misspelt.
 _OF_A_SERVICE = re.compile(
@@ -365,7 +368,7 @@ def _said(flags: dict[str, Any]) -> dict[str, Any]:
 def _refuse_unknown_variables() -> None:
     known = set(Settings.model_fields)
     for name, value in os.environ.items():
-        if name.startswith(ENV_PREFIX) and name != FILE_VARIABLE:
+        if name.startswith(ENV_PREFIX) and name not in _NO_SETTINGS:
             group = name.removeprefix(ENV_PREFIX).lower().split("__")[0]
             if group not in known and not _OF_A_SERVICE.fullmatch(f"{name.removeprefix(ENV_PREFIX)}={value}"):
                 raise ConfigurationError(f"{name}: there is no such setting; groups are {', '.join(sorted(known))}")

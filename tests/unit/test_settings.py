@@ -34,6 +34,13 @@ def test_a_flag_that_says_nothing_changes_nothing(monkeypatch: pytest.MonkeyPatc
     assert load(data_dir=None, http={"host": None, "port": None}).http.port == 2
 
 
+def test_the_variables_of_whoever_uses_a_service_set_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = load()
+    for name in ("MUNIMENT_ADDRESS", "MUNIMENT_KEY", "MUNIMENT_USER"):
+        monkeypatch.setenv(name, "x")
+    assert load() == before
+
+
 def test_the_file_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "elsewhere.yaml"
     file.write_text("effects: {ledgers: 3}")
