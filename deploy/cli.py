@@ -8,7 +8,7 @@ import httpx
 import sqlalchemy as sa
 
 from muniment.actors.store.engine import told_by
-from muniment.deploy.commands import cluster, keys, models, service, store  # noqa: F401  each adds its commands
+from muniment.deploy.commands import cluster, keys, mcp, models, service, store  # noqa: F401  each adds its commands
 from muniment.deploy.commands.common import app, complain
 from muniment.policies.errors import MunimentError
 
