@@ -25,6 +25,9 @@ from muniment.policies.slot_history import SlotRecord, as_of
 from muniment.policies.slot_view import SlotView
 from muniment.policies.values import Comparator
 
+#: Whether a reader may see a fact; None: every one of the company.
+Within = Callable[[Fact], bool] | None
+
 _LIVE: Final = (Status.CURRENT, Status.DISPUTED)
 #: Decisions and slots that one audit or simulation looks at, the newest; and differences it lists.
 _EXAMINED: Final = 10_000
@@ -95,10 +98,18 @@ class SlotAudit:
         facts = {id: fact for id, fact in facts.items() if fact.slot is not None and fact.value is not None}
         return {value_of(fact): waiting[id] for id, fact in facts.items()}, value_of
 
-    def most_overruled(self, connection: sa.Connection, company: str) -> list[tuple[str, int]]:
-        """The fields whose recorded value lost most often, and how often."""
+    def most_overruled(
+        self, connection: sa.Connection, company: str, reader: str, within: Within
+    ) -> list[tuple[str, int]]:
+        """The fields whose recorded value lost most often, and how often.
+
+        What is about a personal fact of others than ``reader`` is left out, and what is about facts that are not all
+        ``within`` what it may see.
+        """
         entries = self._log.newest(connection, company, _EXAMINED, kind=("conflict", "ruling", "correction"))
-        return most_overruled((entry.get("field", ""), entry["outcome"] in _OVERRULING) for entry in entries)
+        entries = [e for e in entries if e.get("field") and e["outcome"] in _OVERRULING]
+        seen = _seen(connection, company, entries, reader, within)
+        return most_overruled((entry["field"], True) for entry in seen)
 
     # --- another policy
 
@@ -110,35 +121,40 @@ class SlotAudit:
         since: datetime | None,
         now: datetime,
         reader: str,
-        within: Callable[[Fact], bool],
+        within: Within,
     ) -> dict[str, Any]:
         """What ``policy`` would have decided differently: ``{decisions, slots, examined}``.
 
         Past decisions are decided again from the facts they were made of; slots are read under both policies. At most
         200 differences of each kind are listed; ``examined`` counts what was looked at. Personal slots of others than
-        ``reader`` are left out, and so are differences between facts that are not all ``within`` what it may see.
+        ``reader`` are left out, and so is what is about facts that are not all ``within`` what it may see.
         """
 
         def rules_for(slot: Slot) -> SlotRules:
             return resolve(policy, slot)
 
         entries = self._log.newest(connection, company, _EXAMINED, kind="conflict")
-        entries = [e for e in entries if (since is None or e["at"] >= since) and e.get("user") in (None, reader)]
+        entries = [e for e in entries if since is None or e["at"] >= since]
+        entries = _seen(connection, company, entries, reader, within)
         decisions = [
             difference
             for entry in entries
-            if (difference := self._decided_anew(connection, company, entry, rules_for, within)) is not None
+            if (difference := self._decided_anew(connection, company, entry, rules_for)) is not None
         ]
-        told = [slot for slot in memory_store.told_slots(connection, company, _EXAMINED) if slot.user in ("", reader)]
-        slots = [
-            difference
-            for slot in told
-            if (difference := self._read_anew(connection, slot, rules_for(slot), since, now, within)) is not None
-        ]
+        examined, slots = 0, []
+        for slot in memory_store.told_slots(connection, company, _EXAMINED):
+            if slot.user not in ("", reader):
+                continue
+            told = memory_store.slot_facts(connection, company, [slot.key])[slot.key]
+            if within is not None and not any(map(within, told)):
+                continue
+            examined += 1
+            difference = self._read_anew(connection, slot, told, rules_for(slot), since, now, within)
+            slots += [] if difference is None else [difference]
         return {
             "decisions": decisions[:_LISTED],
             "slots": slots[:_LISTED],
-            "examined": {"decisions": len(entries), "slots": len(told)},
+            "examined": {"decisions": len(entries), "slots": examined},
             "different": {"decisions": len(decisions), "slots": len(slots)},
         }
 
@@ -148,7 +164,6 @@ class SlotAudit:
         company: str,
         entry: dict[str, Any],
         rules_for: Callable[[Slot], SlotRules],
-        within: Callable[[Fact], bool],
     ) -> dict[str, Any] | None:
         inputs = entry["inputs"]
         if "challenger" not in inputs:  # a fact that was moved into an empty slot: there was nothing to weigh
@@ -161,8 +176,6 @@ class SlotAudit:
             return None
         then = _rules_then(inputs["rules"])
         incumbents = _as_they_were(facts, inputs["incumbents"])
-        if not all(map(within, (challenger, *incumbents))):
-            return None
         heads = {key_of(fact, then): fact.id for fact in reversed(incumbents)}
         evidence = [
             replace(fact, corroborates=heads[key_of(fact, then)])
@@ -197,12 +210,12 @@ class SlotAudit:
         self,
         connection: sa.Connection,
         slot: Slot,
+        told: list[Fact],
         rules: SlotRules,
         since: datetime | None,
         now: datetime,
-        within: Callable[[Fact], bool],
+        within: Within,
     ) -> dict[str, Any] | None:
-        told = memory_store.slot_facts(connection, slot.company, [slot.key])[slot.key]
         told = [fact for fact in told if fact.status is not Status.DELETED]
         if since is not None and not any(fact.recorded_at >= since for fact in told):
             return None
@@ -214,10 +227,29 @@ class SlotAudit:
         held = as_of(records, now, known, lambda _: written, parents)
         would = as_of(records, now, known, lambda _: rules, parents)
         value, other = (None if fact is None else fact.value for fact in (held, would))
-        if value == other or not all(fact is None or within(fact) for fact in (held, would)):
+        if value == other or not all(fact is None or within is None or within(fact) for fact in (held, would)):
             return None
         found = {"subject": slot.subject, "field": slot.field, "scope": slot.scope.value, "value": value}
         return {**found, "would_be": {"value": other, "fact": would.id if would is not None else None}}
+
+
+def _seen(
+    connection: sa.Connection, company: str, entries: list[dict[str, Any]], reader: str, within: Within
+) -> list[dict[str, Any]]:
+    """The decisions that are about no personal fact of others, and only about facts ``within`` what may be seen."""
+    entries = [entry for entry in entries if entry.get("user") in (None, reader)]
+    if within is None:
+        return entries
+    named = [_named(entry["inputs"]) for entry in entries]
+    facts = memory_store.get_facts(connection, company, sorted({id for ids in named for id in ids}))
+    seen = {id for id, fact in facts.items() if within(fact)}
+    return [entry for entry, ids in zip(entries, named, strict=True) if ids and ids <= seen]
+
+
+def _named(inputs: dict[str, Any]) -> set[str]:
+    """The facts that a decision of a slot was about, without the evidence that stood by them."""
+    weighed = [fact["id"] for name in ("incumbents", "facts") for fact in inputs.get(name, ())]
+    return {*weighed, *(inputs[name] for name in ("fact", "by") if name in inputs)}
 
 
 def _rules_then(record: dict[str, Any]) -> SlotRules:

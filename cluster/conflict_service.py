@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from muniment.actors.clock import Clock, system_clock
 from muniment.actors.ports import Shard
 from muniment.actors.router import Router
-from muniment.actors.slot_audit import SlotAudit
+from muniment.actors.slot_audit import SlotAudit, Within
 from muniment.actors.slot_reader import SlotReader
 from muniment.actors.slot_writer import expired_at
 from muniment.actors.store import conflict_store, memory_store
@@ -212,7 +212,8 @@ class ConflictService:
                 facts = _sides(connection, company, found)
                 found = [c for c in found if _own_scope(principal, c) and _seen(principal, c, facts)]
                 found = list(map(self._in_force(company), found))
-                return found, facts, self._audit.most_overruled(connection, company)
+                overruled = self._audit.most_overruled(connection, company, principal.actor, _sight(principal))
+                return found, facts, overruled
 
         found, facts, overruled = await in_thread(read)
         first = _offset(request.cursor)
@@ -238,7 +239,7 @@ class ConflictService:
                     request.since,
                     now,
                     principal.actor,
-                    lambda fact: within(principal, fact),
+                    _sight(principal),
                 )
 
         return await in_thread(read)
@@ -265,6 +266,13 @@ def _sides(connection: sa.Connection, company: str, conflicts: Sequence[Conflict
 def _visible(principal: Principal, fact: Fact) -> bool:
     """A ruling may have made a fact somebody's own."""
     return fact.visible_to(principal.actor) and within(principal, fact)
+
+
+def _sight(principal: Principal) -> Within:
+    """Which facts the key may see; None: no area or agent binds it."""
+    if principal.area is None and principal.agent is None:
+        return None
+    return lambda fact: within(principal, fact)
 
 
 def _seen(principal: Principal, conflict: Conflict, facts: dict[str, Fact]) -> bool:

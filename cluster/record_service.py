@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -152,18 +154,31 @@ class RecordService:
         return await asyncio.to_thread(walk)
 
     async def stats(self, principal: Principal) -> Answer:
-        """Counts of the company: facts by status and tier, open conflicts by kind; and its gate."""
+        """Counts of the company: facts by status and tier, open conflicts by kind; and its gate.
+
+        For a key that is bound to an area or agent, those that are of it.
+        """
         company = require_company(principal)
 
         def count() -> tuple[Answer, str | None]:
             with self._memory.connect() as connection:
-                facts = memory_store.counts_of(connection, company)
-                counts = {"facts": facts, "open_conflicts": conflict_store.open_counts(connection, company)}
-                return counts, memory_store.model_name(connection)
+                return self._counts(connection, principal, company), memory_store.model_name(connection)
 
         counts, model = await in_thread(count)
         await self._policies.refresh(company)
         return counts if model is None else {**counts, "gate": self._gate(company, model)}
+
+    def _counts(self, connection: sa.Connection, principal: Principal, company: str) -> Answer:
+        if principal.area is None and principal.agent is None:
+            counts = conflict_store.open_counts(connection, company)
+            return {"facts": memory_store.counts_of(connection, company), "open_conflicts": counts}
+        facts = memory_store.counts_of(connection, company, partial(within_scope, principal))
+        conflicts = conflict_store.open_conflicts(connection, company)
+        ids = {id for c in conflicts for id in (c.subject_id, c.challenger_id) if id is not None}
+        sides = memory_store.get_facts(connection, company, sorted(ids))
+        others = {id for id, fact in sides.items() if not within_scope(principal, fact.area, fact.agent)}
+        seen = [c.kind.value for c in conflicts if others.isdisjoint((c.subject_id, c.challenger_id))]
+        return {"facts": facts, "open_conflicts": dict(Counter(seen))}
 
     def _gate(self, company: str, model: str) -> Answer:
         """The threshold in use, and what it was found by where the company was calibrated."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from muniment.policies.authority import key_of, rank, review_date
-from muniment.policies.model import ConflictKind, Fact, Slot, Status
+from muniment.policies.model import ConflictKind, Fact, Slot, Status, fold
 from muniment.policies.precedence_policy import SlotRules
 from muniment.policies.slot_history import read
 from muniment.policies.slot_view import REASONS, OpenConflict, Opening
@@ -78,11 +78,16 @@ def _disagreements(
 
 
 def most_overruled(rulings: Iterable[tuple[str, bool]], limit: int = 20) -> list[tuple[str, int]]:
-    """The fields whose recorded value lost most often: ``rulings`` are (field, whether the incumbent lost)."""
+    """The fields whose recorded value lost most often: ``rulings`` are (field, whether the incumbent lost).
+
+    A field is one however it is spelt, and is named as it was first spelt here.
+    """
+    names: dict[str, str] = {}
     times: dict[str, int] = {}
     for field, lost in rulings:
         if lost:
-            times[field] = times.get(field, 0) + 1
+            name = names.setdefault(fold(field), field)
+            times[name] = times.get(name, 0) + 1
     return sorted(times.items(), key=lambda item: (-item[1], item[0]))[:limit]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.cluster.conflict_service import ConflictService
 from muniment.cluster.memory_service import MemoryService
+from muniment.cluster.record_service import RecordService
 from muniment.policies.access import Principal, Role
 from muniment.policies.model import SourceKind
 from tests.stores import Stores
@@ -20,6 +21,8 @@ class ServiceWorld(Bench):
         super().__init__(stores)
         parts = (self.router, lambda _: self.shard, self.engine, PolicyBook(self.control), lambda: self.now)
         self.memory, self.conflicts_of = MemoryService(*parts), ConflictService(*parts)
+        nobody: Any = None  # counts need the store alone
+        self.records = RecordService([], self.engine, PolicyBook(self.control), nobody, nobody, nobody)
 
     @staticmethod
     def principal(actor: str = "root", *roles: str, **bound: Any) -> Principal:

@@ -11,7 +11,9 @@ from muniment.actors.ledger_ops import Settled, Token
 from muniment.cluster.effect_service import EffectService
 from muniment.cluster.schemas import (
     AuditRequest,
+    CorrectRequest,
     FactsQuery,
+    MemoriesQuery,
     RecallRequest,
     RememberRequest,
     ReservationRequest,
@@ -105,7 +107,52 @@ def test_a_simulation_tells_of_the_area_alone(world: ServiceWorld) -> None:
         assert different["finance"] == different[None]
         assert different["finance"]["different"] == {"decisions": 1, "slots": 1}
         assert different["sales"]["different"] == {"decisions": 0, "slots": 0}
+        assert different["finance"]["examined"] == {"decisions": 1, "slots": 1}
+        assert different["sales"]["examined"] == {"decisions": 0, "slots": 0}
         assert (different["sales"]["decisions"], different["sales"]["slots"]) == ([], [])
+
+    run(scenario())
+
+
+def test_the_fields_most_overruled_are_those_that_the_reader_may_see(world: ServiceWorld) -> None:
+    """One field however it is spelt; a user's own are nobody else's, and what has no field is none."""
+
+    async def overruled(reader: Principal) -> dict[str, int]:
+        found = (await world.conflicts_of.audit_conflicts(reader, AuditRequest()))["most_overruled"]
+        return {entry["field"]: entry["times"] for entry in found}
+
+    async def scenario() -> None:
+        fields = [("Color", "sales"), ("color", "sales"), ("size", "finance")]
+        for number, (field, area) in enumerate(fields):
+            for value in (2 * number, 2 * number + 1):
+                await tell(world, told(field, f"no. {value}", area, effective_at=at(value - 9).isoformat()))
+        await tell(world, {"text": "a plain note", "area": "sales", "source": CRM})
+        ana = world.principal("ana")
+        mine = {"facts": [told("wish", "tea", "sales", scope="personal")]}
+        wish = (await world.memory.remember(ana, RememberRequest.model_validate(mine)))["results"][0]["id"]
+        change = {"reason": "wrong", "text": "a better note"}
+        await world.memory.correct_memory(ana, wish, CorrectRequest(**change, value="coffee"))
+        [note] = [f for f in (await world.memory.list_memories(ana, MemoriesQuery()))["memories"] if "field" not in f]
+        await world.memory.correct_memory(ana, note["id"], CorrectRequest(**change))
+        sales, finance = {"color": 3}, {"size": 1}
+        for area, expected in ((None, sales | finance), ("sales", sales), ("finance", finance)):
+            assert await overruled(readers(world)[area]) == expected
+        assert await overruled(ana) == sales | finance | {"wish": 1}
+
+    run(scenario())
+
+
+def test_the_counts_are_those_of_the_area(world: ServiceWorld) -> None:
+    async def scenario() -> None:
+        await tell(world, told("terms", "30 days", "Sales"), told("contact", "Dana", "finance"))
+        await tell(world, told("contact", "Lee", "finance", LEDGER))
+        counts = {area: await world.records.stats(reader) for area, reader in readers(world).items()}
+        assert {area: (c["facts"]["status"], c["open_conflicts"]) for area, c in counts.items()} == {
+            None: ({"current": 2, "disputed": 1}, {"conflict": 1}),
+            "sales": ({"current": 1}, {}),
+            "finance": ({"current": 1, "disputed": 1}, {"conflict": 1}),
+        }
+        assert [counts[area]["facts"]["tier"] for area in (None, "sales")] == [{"L1": 2}, {"L1": 1}]
 
     run(scenario())
 

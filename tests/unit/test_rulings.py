@@ -367,9 +367,9 @@ def test_the_audit_puts_the_most_damaging_first() -> None:
 
 
 def test_the_fields_most_often_overruled() -> None:
-    rulings = [("city", True), ("city", True), ("iban", True), ("hobby", False), ("area", True)]
-    assert most_overruled(rulings) == [("city", 2), ("area", 1), ("iban", 1)]
-    assert most_overruled(rulings, limit=1) == [("city", 2)]
+    rulings = [("City", True), ("city ", True), ("IBAN", True), ("hobby", False), ("area", True)]
+    assert most_overruled(rulings) == [("City", 2), ("IBAN", 1), ("area", 1)]
+    assert most_overruled(rulings, limit=1) == [("City", 2)]
 
 
 def test_overdue_facts_get_one_review() -> None:
