@@ -15,7 +15,7 @@ from muniment.actors.ids import new_id
 from muniment.actors.ports import Record
 from muniment.actors.slot_book import SlotBook
 from muniment.actors.slot_writer import SlotWriter, Written
-from muniment.actors.store import conflict_store
+from muniment.actors.store import conflict_store, memory_store
 from muniment.actors.store.conflict_store import OPEN, RESOLVED, Conflict
 from muniment.actors.tenant import Tenant
 from muniment.actors.wire import fact_to_dict, to_rfc3339
@@ -54,7 +54,7 @@ class SlotRulings:
         book = self._writer.book(connection, company, actor)
         before = self._writer.answered(connection, company, request, book)
         if before is not None:
-            return Written(before)
+            return Written(_again(connection, company, before))
         conflict = conflict_store.get_conflict(connection, company, conflict_id)
         if conflict is None:
             raise NotFound("there is no such conflict")
@@ -68,7 +68,8 @@ class SlotRulings:
             told = [plan.new_fact] if plan.new_fact is not None else []
             written = Written(self._carry_out(book, conflict, conflict.slot, plan, given))
         self._writer.store(connection, tenant, book, told, {f.id: vector or b"" for f in told}, written)
-        self._writer.remember_answer(connection, company, request, book, written)
+        kept = replace(written, answer=_without_content(written.answer))
+        self._writer.remember_answer(connection, company, request, book, kept)
         return written
 
     def _check(self, book: SlotBook, conflict: Conflict, rules_all: bool) -> None:
@@ -117,7 +118,7 @@ class SlotRulings:
             book.lose(id)
         if plan.past is not None:
             book.rule(conflict.id, slot, plan.past)
-        book.put_conflict(conflict.ended(RESOLVED, _ending(book, given)))
+        book.put_conflict(conflict.ended(RESOLVED, _ending(book, given, plan.new_fact)))
         if plan.rescoped is not None:
             winner = self._rescope(book, conflict, plan.rescoped, plan.moves)
         if winner is not None:
@@ -277,11 +278,34 @@ def _resolution(record: Record) -> Resolution:
     return Resolution(decision=Decision(record["decision"]), rescope=rescope, **fields)
 
 
-def _ending(book: SlotBook, given: Resolution) -> Record:
+def _ending(book: SlotBook, given: Resolution, new_fact: Fact | None = None) -> Record:
     ending: Record = {"decision": given.decision.value, "by": book.actor.id, "at": book.now, "note": given.note}
-    if given.value is not None:
-        ending["value"] = given.value
+    if new_fact is not None:
+        ending |= {"value": new_fact.value, "fact": new_fact.id}
     return ending
+
+
+#: What a fact says, which is gone with it. All else says what became of it.
+_CONTENT = ("text", "value", "source", "entities", "tags", "metadata")
+
+
+def _without_content(answer: Record) -> Record:
+    """The answer as it is kept: what a fact says stands with the fact alone, so that it is deleted with it."""
+    if "current" not in answer:
+        return answer
+    return {**answer, "current": {n: v for n, v in answer["current"].items() if n not in _CONTENT}}
+
+
+def _again(connection: sa.Connection, company: str, kept: Record) -> Record:
+    """A kept answer as it was given, without the fact where that was deleted since."""
+    if "current" not in kept:
+        return kept
+    id = kept["current"]["id"]
+    fact = memory_store.get_facts(connection, company, [id]).get(id)
+    if fact is None or fact.status is Status.DELETED:
+        return {name: value for name, value in kept.items() if name != "current"}
+    said = {name: value for name, value in fact_to_dict(fact).items() if name in _CONTENT}
+    return {**kept, "current": {**said, **kept["current"]}}
 
 
 def _shown(resolution: Record | None) -> Record | None:

@@ -229,6 +229,7 @@ class SlotWriter:
             book.lose(id)
             if fact.slot is not None:
                 inputs[ERASED] = self._erase_named(connection, company, [id], (id, fact.slot.subject, fact.slot.field))
+                conflict_store.forget_value(connection, company, fact.slot.key, id)
         if fact.slot is None:
             book.withdraw_about(id, id)
         # That a user had a fact of this slot is deleted with the fact.

@@ -231,6 +231,17 @@ def challenged(connection: sa.Connection, company: str, ids: Iterable[str]) -> s
     return found
 
 
+def forget_value(connection: sa.Connection, company: str, slot: str, fact_id: str) -> None:
+    """Takes the value that an owner gave out of the ruling that this fact came of: it is deleted with the fact."""
+    c = t.conflicts.c
+    query = sa.select(t.conflicts).where(c.company == company, c.slot == slot, c.status == RESOLVED)
+    for conflict in map(_conflict, connection.execute(query).all()):
+        ending = conflict.resolution or {}
+        if ending.get("fact") == fact_id:
+            ending = {name: value for name, value in ending.items() if name != "value"}
+            put_conflicts(connection, [replace(conflict, resolution=ending)])
+
+
 def delete_of_user(connection: sa.Connection, company: str, user: str, slots: Iterable[str]) -> int:
     """Deletes the conflicts about a user's personal facts, and what was ruled on their slots; how many conflicts."""
     c, r = t.conflicts.c, t.rulings.c
