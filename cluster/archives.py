@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +36,9 @@ def engines(settings: Settings) -> Iterator[dict[str, sa.Engine]]:
             engine.dispose()
 
 
-def export_to(settings: Settings, path: Path, company: str | None) -> Counter[str]:
+def export_to(
+    settings: Settings, path: Path, company: str | None, progress: transfer.Progress = transfer.untold
+) -> Counter[str]:
     """Writes an archive to ``path``, which nobody else may read, in place of what is there: rows per table."""
     require_stores(settings)
     draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
@@ -45,7 +47,7 @@ def export_to(settings: Settings, path: Path, company: str | None) -> Counter[st
             open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream,
             engines(settings) as all_,
         ):
-            counts = transfer.export(all_, stream, company, datetime.now(UTC))
+            counts = transfer.export(all_, stream, company, datetime.now(UTC), progress)
             stream.flush()
             os.fsync(stream.fileno())
         draft.replace(path)
@@ -54,7 +56,7 @@ def export_to(settings: Settings, path: Path, company: str | None) -> Counter[st
     return counts
 
 
-def import_from(settings: Settings, path: Path, progress: Callable[[int], None] = lambda rows: None) -> Counter[str]:
+def import_from(settings: Settings, path: Path, progress: transfer.Progress = transfer.untold) -> Counter[str]:
     """Brings in the companies of an archive: the rows per table that were new."""
     if not path.is_file():
         raise InvalidInput(f"there is no file {path}")
@@ -80,8 +82,10 @@ def verify_indexes(data_dir: Path) -> dict[str, Any]:
     return {**counted, "wrong": [id for answer in found for id in answer["wrong"]]}
 
 
-def verify_stores(settings: Settings, company: str | None) -> dict[str, Any]:
+def verify_stores(
+    settings: Settings, company: str | None, progress: transfer.Progress = transfer.untold
+) -> dict[str, Any]:
     """What ``actors.store.verify`` finds, as JSON."""
     require_stores(settings)
     with engines(settings) as all_:
-        return verify.verify(all_, company).to_dict()
+        return verify.verify(all_, company, progress).to_dict()

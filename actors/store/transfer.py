@@ -47,7 +47,12 @@ _PASSING = {memory_tables.requests, effect_store.keys, effect_store.repeats, con
 _PREFIX_BYTES = len(company_prefix(""))
 #: The engine of each database by its name; in PostgreSQL they are one.
 Engines = Mapping[str, sa.Engine]
+#: Is told how many more rows are done.
 Progress = Callable[[int], None]
+
+
+def untold(rows: int) -> None:
+    """The progress that nobody watches."""
 
 
 @contextmanager
@@ -61,7 +66,9 @@ def snapshots(engines: Engines) -> Iterator[dict[str, sa.Connection]]:
         yield {name: of_engine[id(engine)] for name, engine in engines.items()}
 
 
-def export(engines: Engines, stream: IO[bytes], company: str | None, now: datetime) -> Counter[str]:
+def export(
+    engines: Engines, stream: IO[bytes], company: str | None, now: datetime, progress: Progress = untold
+) -> Counter[str]:
     """Writes an archive of a company, or of all: rows per table. Raises ``NotFound`` where there is no such company.
 
     A company that is being erased is not exported.
@@ -87,6 +94,7 @@ def export(engines: Engines, stream: IO[bytes], company: str | None, now: dateti
         for database, table in _TABLES:
             for rows in _batches(wanted.rows(connections[database], table)):
                 writer.add(table.name, rows)
+                progress(len(rows))
         writer.close()
     return writer.counts
 

@@ -13,7 +13,7 @@ from muniment.actors.store import control_tables, effect_store
 from muniment.actors.store import memory_tables as t
 from muniment.actors.store.decision_log import DecisionLog
 from muniment.actors.store.memory_store import fact_row
-from muniment.actors.store.transfer import Engines, snapshots
+from muniment.actors.store.transfer import Engines, Progress, snapshots, untold
 from muniment.actors.wire import fact_from_dict, unpack
 from muniment.policies.errors import CorruptData, NotFound
 from muniment.policies.fingerprint import company_prefix
@@ -30,6 +30,7 @@ class Report:
     checked: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
     problems: list[dict[str, str]] = field(default_factory=list)
+    progress: Progress = untold
 
     def problem(self, kind: str, where: str) -> None:
         """Notes that something is wrong."""
@@ -47,12 +48,12 @@ class Report:
         }
 
 
-def verify(engines: Engines, company: str | None = None) -> Report:
+def verify(engines: Engines, company: str | None = None, progress: Progress = untold) -> Report:
     """Walks all that is stored (of one company), as it was at one moment.
 
     Raises ``NotFound`` where nothing is stored of a company of this name.
     """
-    report = Report()
+    report = Report(progress=progress)
     with snapshots(engines) as connections:
         logs = (
             ("memory", DecisionLog(t.decisions, t.decision_heads)),
@@ -62,6 +63,7 @@ def verify(engines: Engines, company: str | None = None) -> Report:
         for database, log in logs:
             count, broken = log.verify(connections[database], company)
             report.checked[f"{database} decisions"] = count
+            progress(count)
             if broken is not None:
                 report.problem("broken chain", f"{broken['stream']} {broken['seq']}")
         _facts(connections["memory"], company, report)
@@ -73,8 +75,10 @@ def verify(engines: Engines, company: str | None = None) -> Report:
     return report
 
 
-def _read(connection: sa.Connection, query: sa.Select[Any]) -> Iterator[Any]:
-    yield from connection.execute(query, execution_options={"yield_per": 1000})
+def _read(connection: sa.Connection, query: sa.Select[Any], report: Report) -> Iterator[Any]:
+    for part in connection.execute(query, execution_options={"yield_per": 1000}).partitions():
+        yield from part
+        report.progress(len(part))
 
 
 def _facts(connection: sa.Connection, company: str | None, report: Report) -> None:
@@ -83,7 +87,7 @@ def _facts(connection: sa.Connection, company: str | None, report: Report) -> No
     query = sa.select(f, sa.func.length(v.c.vector).label("size")).outerjoin(v, v.c.fact_id == f.c.id).order_by(f.c.id)
     if company is not None:
         query = query.where(f.c.company == company)
-    for row in _read(connection, query):
+    for row in _read(connection, query, report):
         report.checked["facts"] += 1
         try:
             fact = fact_from_dict(unpack(row.body))
@@ -122,7 +126,7 @@ def _belongings(connection: sa.Connection, company: str | None, report: Report) 
             lost = lost.where(condition)
         if company is not None:
             lost = lost.where(table.c.company == company)
-        for row in _read(connection, lost):
+        for row in _read(connection, lost, report):
             report.problem(kind, row[0])
 
 
@@ -131,7 +135,7 @@ def _effects(connection: sa.Connection, company: str | None, report: Report) -> 
     query = sa.select(k.key, k.company, k.state, k.run_id, k.ends_at, k.retire_at).order_by(k.key)
     if company is not None:
         query = query.where(k.company == company)
-    for row in _read(connection, query):
+    for row in _read(connection, query, report):
         report.checked["effects"] += 1
         where = bytes(row.key).hex()
         if row.state not in ("reserved", "confirmed", "released"):
@@ -150,6 +154,6 @@ def _companies(connections: dict[str, sa.Connection], company: str | None, repor
         return
     report.checked["companies"] = len(known)
     for database, table in (("memory", t.facts), ("effects", effect_store.keys), ("memory", t.decisions)):
-        for row in _read(connections[database], sa.select(table.c.company).distinct()):
+        for row in _read(connections[database], sa.select(table.c.company).distinct(), report):
             if row.company not in known:
                 report.problem(f"{table.name} of a company that is not there", row.company)

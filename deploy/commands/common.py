@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from muniment.cluster import Client, launcher
 from muniment.cluster.settings import load
@@ -38,6 +41,15 @@ def _program() -> None:
 def complain(message: str) -> None:
     """Says in one line what went wrong."""
     errors.print(f"muniment: {' '.join(message.split())}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def counted(what: str) -> Iterator[Callable[[int], None]]:
+    """How many rows are done, on standard error where that is a terminal; yields what is told how many more are."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed} rows"), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as shown:
+        task = shown.add_task(what, total=None)
+        yield lambda rows: shown.advance(task, rows)
 
 
 def found(data_dir: Path) -> launcher.Running:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from muniment.cluster import launcher
 from muniment.cluster.settings import load
-from muniment.deploy.commands.common import AsJson, DataDir, OneCompany, app, console
+from muniment.deploy.commands.common import AsJson, DataDir, OneCompany, app, console, counted
 
 
 @app.command()
@@ -29,31 +30,41 @@ def export(
     file: Annotated[Path, typer.Argument(help="The archive to write.")],
     company: OneCompany = None,
     data_dir: DataDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write what there is of a company, or of all, into an archive; the service may run meanwhile."""
     from muniment.cluster.archives import export_to
 
-    counts = export_to(load(data_dir=data_dir), file, company)
-    console.print(f"{counts['companies']} companies, {counts.total()} rows: {file}", highlight=False, soft_wrap=True)
+    with counted("exporting") as progress:
+        counts = export_to(load(data_dir=data_dir), file, company, progress)
+    if as_json:
+        _print_counts(file, counts)
+    else:
+        said = f"{counts['companies']} companies, {counts.total()} rows: {file}"
+        console.print(said, highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command("import")
-def import_(file: Annotated[Path, typer.Argument(help="An archive.")], data_dir: DataDir = None) -> None:
+def import_(
+    file: Annotated[Path, typer.Argument(help="An archive.")], data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
     """Bring in the companies of an archive. What broke off is finished by repeating."""
     from muniment.cluster.archives import import_from
 
     settings = load(data_dir=data_dir)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    with console.status("reading the archive") as status:
-        done = 0
-
-        def progress(rows: int) -> None:
-            nonlocal done
-            done += rows
-            status.update(f"{done} rows")
-
+    with counted("importing") as progress:
         counts = import_from(settings, file, progress)
-    console.print(f"{counts['companies']} companies, {counts.total()} rows were new", highlight=False)
+    if as_json:
+        _print_counts(file, counts)
+    else:
+        console.print(f"{counts['companies']} companies, {counts.total()} rows were new", highlight=False)
+
+
+def _print_counts(file: Path, counts: Counter[str]) -> None:
+    """The rows of each table that were written or new."""
+    totals = {"companies": counts["companies"], "rows": counts.total()}
+    print(json.dumps({"file": str(file), **totals, "tables": {name: n for name, n in counts.items() if n}}))
 
 
 @app.command()
@@ -62,7 +73,8 @@ def verify(company: OneCompany = None, data_dir: DataDir = None, as_json: AsJson
     from muniment.cluster.archives import verify_indexes, verify_stores
 
     settings = load(data_dir=data_dir)
-    report = verify_stores(settings, company)
+    with counted("checking") as progress:
+        report = verify_stores(settings, company, progress)
     if launcher.find(settings.data_dir) is not None:
         report["indexes"] = verify_indexes(settings.data_dir)
         report["intact"] &= not report["indexes"]["wrong"]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import stat
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from muniment.actors.store.control_store import Calibration, ControlStore
 from muniment.actors.store.engine import sqlite_url
 from muniment.actors.store.policy_book import PolicyBook
 from muniment.deploy.cli import app
+from muniment.deploy.commands import common
 from muniment.policies.errors import CorruptData, NotFound
 
 CALIBRATION = Calibration(threshold=0.8, queries=400, searches_l2=0.5, recall_lost=0.001)
@@ -53,6 +56,33 @@ def test_a_company_moves_by_two_commands(data_dir: Path, tmp_path: Path) -> None
     assert PolicyBook(control).memory("acme").languages == ("pt",)
     assert control.calibrations("acme") == {"a model": CALIBRATION}
     control.close()
+
+
+def test_the_counts_are_one_line_of_json(data_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "acme.archive"
+    exported = muniment("export", file, "--json", "--data-dir", data_dir)
+    told = json.loads(exported.stdout)
+    assert (told["file"], told["companies"], told["rows"]) == (str(file), 1, 9)
+    assert (told["tables"]["calibrations"], sum(told["tables"].values())) == (1, 9)
+    for rows in (9, 0):
+        imported = json.loads(muniment("import", file, "--json", "--data-dir", tmp_path / "other").stdout)
+        assert (imported["file"], imported["rows"]) == (str(file), rows)
+
+
+def test_long_commands_show_how_far_they_are_where_somebody_looks(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(common, "errors", Console(file=screen, force_terminal=True))
+    file = tmp_path / "archive"
+    other = tmp_path / "other"
+    for what, command in (
+        ("exporting: 9 rows", ("export", file, "--json", "--data-dir", data_dir)),
+        ("importing: 9 rows", ("import", file, "--json", "--data-dir", other)),
+        ("checking: 4 rows", ("verify", "--json", "--data-dir", other)),
+    ):
+        json.loads(muniment(*command).stdout)
+        assert what in screen.getvalue()
 
 
 def test_what_fails_leaves_nothing(data_dir: Path, tmp_path: Path) -> None:
