@@ -81,6 +81,10 @@ class LoadedTenants:
         self.used(company, tenant)
         return tenant
 
+    def is_loaded(self, company: str) -> bool:
+        """Whether ``get`` would find it, and find it right."""
+        return company in self.by_company and company not in self.stale
+
     async def read_by_policy(self, company: str, tenant: Tenant) -> Tenant:
         """The tenant, loaded anew where the policy has its texts read otherwise; while the store is away, as it is."""
         if tenant.extraction == self._policies.memory(company).extraction:

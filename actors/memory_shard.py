@@ -271,6 +271,10 @@ class MemoryShard:
             **({} if as_router else {"extraction": [tenant.extraction.languages, tenant.extraction.patterns]}),
         }
 
+    def answers_at_once(self, company: str, plan: Record) -> bool:
+        """Whether a recall finds its company loaded and asks about now, so that it holds no other one up."""
+        return not plan["moments"] and self._tenants.is_loaded(company)
+
     def _candidate(self, company: str, tenant: Tenant, candidate: Candidate, bound: Record) -> Record:
         return {
             **self._writer.handed_out(company, tenant, candidate.resident.fact, bound),

@@ -86,7 +86,9 @@ class _Actor(Generic[Body]):
 
     async def call(self, request: bytes) -> bytes:
         """See the class."""
-        verb, arguments, carriers = unpack(request)
+        return await self._answer(*unpack(request))
+
+    async def _answer(self, verb: str, arguments: dict[str, Any], carriers: list[telemetry.Carrier]) -> bytes:
         try:
             if verb == "ready":
                 await self._body()
@@ -112,6 +114,18 @@ class ShardActor(_Actor[MemoryShard]):
     def open(self, observe: Observe) -> MemoryShard:
         shard: MemoryShard = open_shard(self._settings, self._number, observe)
         return shard
+
+    async def call_together(self, requests: bytes) -> bytes:
+        """Answers recalls that travel together, each as ``call`` would; None for those that would hold the others up,
+        and come alone then."""
+        opening = self._opening
+        asked = [unpack(request) for request in unpack(requests)]
+        if opening is None or not opening.done() or opening.exception() is not None:
+            return pack([None] * len(asked))
+        at_once = [opening.result().answers_at_once(**arguments) for _, arguments, _ in asked]
+        working = (self._answer(*one) for one, soon in zip(asked, at_once, strict=True) if soon)
+        answers = iter(await asyncio.gather(*working))
+        return pack([next(answers) if soon else None for soon in at_once])
 
     async def _body(self) -> MemoryShard:
         body = await super()._body()

@@ -45,7 +45,8 @@ class Coalescer(Generic[R]):
         self._on_orphan = on_orphan
         self._max_under_way = max_under_way
         self._waiting: deque[tuple[bytes, asyncio.Future[R]]] = deque()
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._under_way = 0
+        self._batches: set[asyncio.Task[None]] = set()
         self._scheduled = False
 
     async def submit(self, item: bytes) -> R:
@@ -55,7 +56,7 @@ class Coalescer(Generic[R]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
         self._waiting.append((item, future))
-        if len(self._under_way) < self._max_under_way and not self._scheduled:
+        if self._under_way < self._max_under_way and not self._scheduled:
             # The callers that run in this same turn of the loop join the batch.
             self._scheduled = True
             loop.call_soon(self._start)
@@ -64,15 +65,17 @@ class Coalescer(Generic[R]):
     def _start(self) -> None:
         """Sends what waits, as far as there is room for batches."""
         self._scheduled = False
-        while self._waiting and (room := self._max_under_way - len(self._under_way)) > 0:
+        while self._waiting and (room := self._max_under_way - self._under_way) > 0:
             items, futures = self._take(max(_WORTH_A_CALL, math.ceil(len(self._waiting) / room)))
             if items:
+                self._under_way += 1
                 batch = asyncio.get_running_loop().create_task(self._exchange(items, futures))
-                self._under_way.add(batch)
-                batch.add_done_callback(self._ended)
+                self._batches.add(batch)
+                batch.add_done_callback(self._batches.discard)
 
-    def _ended(self, batch: asyncio.Task[None]) -> None:
-        self._under_way.discard(batch)
+    def _ended(self) -> None:
+        """The next batch leaves before those who got an answer go on, who may have much to do with it."""
+        self._under_way -= 1
         self._start()
 
     def _take(self, limit: int) -> tuple[list[bytes], list[asyncio.Future[R]]]:
@@ -95,11 +98,13 @@ class Coalescer(Generic[R]):
         try:
             results = await self._send(items)
         except BaseException as error:
+            self._ended()
             for future in futures:
                 _settle(future, error)
             if not isinstance(error, Exception):
                 raise
             return
+        self._ended()
         for item, future, result in zip(items, futures, results, strict=True):
             if self._on_orphan is not None and future.cancelled() and not isinstance(result, Exception):
                 self._on_orphan(item, result)

@@ -72,23 +72,46 @@ class ActorHandle:
 
         ``deadline``: of ``time.monotonic()``.
         """
+        try:
+            return _answer(await self._send("call", request, deadline))
+        except Fenced as error:
+            raise self._replaced() from error
+
+    async def attempt_together(self, requests: Sequence[bytes], deadline: float) -> list[Any]:
+        """The answer to each of some packed requests that travel in one call, tried once: what it raised where it
+        failed, None where it is to be attempted by itself. Raises ``Unreachable`` and ``DeadlineExceeded`` for all."""
+        found: list[Any] = []
+        for data in unpack(await self._send("call_together", pack(requests), deadline)):
+            try:
+                found.append(None if data is None else _answer(data))
+            except Fenced:
+                found.append(self._replaced())
+            except MunimentError as error:
+                found.append(error)
+        return found
+
+    def _replaced(self) -> Unreachable:
+        self._actor = None
+        return Unreachable(self.name)
+
+    async def _send(self, method: str, request: bytes, deadline: float) -> bytes:
         self.in_flight += 1
         try:
-            return _answer(await self._send(request, deadline))
-        except (RayActorError, _NoActor, Fenced) as error:
+            return await self._reached(method, request, deadline)
+        except (RayActorError, _NoActor) as error:
             if not isinstance(error, ActorUnavailableError):
-                self._actor = None  # dead, or replaced: another one has the name, or will have it
+                self._actor = None  # dead: another one has the name, or will have it
             raise Unreachable(self.name) from error
         finally:
             self.in_flight -= 1
 
-    async def _send(self, request: bytes, deadline: float) -> bytes:
+    async def _reached(self, method: str, request: bytes, deadline: float) -> bytes:
         if self._actor is None:
             try:
                 self._actor = ray.get_actor(self.name, namespace=self._namespace)
             except ValueError as error:
                 raise _NoActor(self.name) from error
-        reference = self._actor.call.remote(request)
+        reference = getattr(self._actor, method).remote(request)
         try:
             # wrap_future rather than the reference itself: asyncio.wait on references leaks
             answer: bytes = await asyncio.wait_for(

@@ -19,6 +19,7 @@ from muniment.actors.store.reach import SharedReach
 from muniment.actors.store.tenure import Role, read_role
 from muniment.actors.wire import pack
 from muniment.cluster import telemetry
+from muniment.cluster.coalescer import Coalescer
 from muniment.cluster.handles import DEADLINE_SECONDS, RETRY_SECONDS, ActorHandle, Remote, Unreachable
 from muniment.cluster.naming import actor_name
 from muniment.policies.errors import Moved, StoreUnavailable, Unavailable
@@ -26,6 +27,8 @@ from muniment.policies.partitioning import Kind
 
 #: How old what is known may get while it is used.
 FRESH_SECONDS = 1.0
+#: Recalls in one call: their answers together stay below what Ray would put into the object store.
+_TOGETHER = 8
 
 
 class Roster:
@@ -85,6 +88,7 @@ class Shards:
     def __init__(self, roster: Roster, namespace: str) -> None:
         self._roster = roster
         self._members = Members(roster, "shard", namespace)
+        self._recalls: dict[int, Coalescer[Any]] = {}
 
     def __call__(self, company: str) -> Any:
         """The verbs of the company's shard (``actors/ports.py``)."""
@@ -104,13 +108,24 @@ class Shards:
         while True:
             number = self._roster["shard"].map.of_company(company)
             try:
-                return await self._members[number].attempt(request, deadline)
+                answer = await self._together(number).submit(request) if verb == "recall" else None
+                return await self._members[number].attempt(request, deadline) if answer is None else answer
             except (Unreachable, Moved) as error:
                 if time.monotonic() + RETRY_SECONDS >= deadline:
                     raise Unavailable("the company's shard cannot be reached", retry_after_seconds=2) from error
             await self._roster.refresh()
             if self._roster["shard"].map.of_company(company) == number:
                 await asyncio.sleep(RETRY_SECONDS)
+
+    def _together(self, number: int) -> Coalescer[Any]:
+        """Recalls to a shard travel together where there are many."""
+
+        async def send(requests: list[bytes]) -> list[Any]:
+            return await self._members[number].attempt_together(requests, time.monotonic() + DEADLINE_SECONDS)
+
+        if number not in self._recalls:
+            self._recalls[number] = Coalescer(send, max_items=_TOGETHER, max_under_way=2)
+        return self._recalls[number]
 
 
 class _Verbs:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -291,18 +291,19 @@ class ControlStore:
         with self._reading() as connection:
             return _newest(connection, memory_policies, {"company": company})
 
-    def in_force(self, company: str) -> InForce:
-        """Changes with whatever is written for the company's memory; to know whether a copy is still right.
+    def in_force(self, asked: Collection[str]) -> dict[str, InForce]:
+        """Changes with whatever is written for a company's memory; to know whether a copy is still right.
 
         The last one is when the company was made, None where there is none that anybody acts for.
         """
 
-        def read() -> InForce:
+        def read() -> dict[str, InForce]:
             with self._reading() as connection:
-                return tuple(connection.execute(_IN_FORCE, {"company": company}).one())
+                rows = connection.execute(_IN_FORCE, {"asked": sorted(asked)}).all()
+            return dict.fromkeys(asked, _NOTHING) | {company: tuple(state) for company, *state in rows}
 
         with _available():
-            return self._unchanged.get(("in_force", company), read)
+            return self._unchanged.get(("in_force", frozenset(asked)), read)
 
     def precedence_versions(self, company: str) -> list[Versioned]:
         """Every version that is kept, oldest first."""
@@ -412,20 +413,23 @@ _KINDS = {classifications: "classification", precedence_policies: "policy", memo
 
 
 def _in_force() -> sa.Select[Any]:
-    """The version and time of each policy's newest version, the time of the newest calibration, and when the company
-    was made: None where there is none that anybody acts for."""
-    company = sa.bindparam("company", type_=sa.String)
+    """Of each company that is ``asked`` about: the version and time of each policy's newest version, the time of the
+    newest calibration, and when the company was made: None where it is being erased."""
+    company = companies.c.company
     newest = [
         sa.select(column).where(table.c.company == company).order_by(table.c.version.desc()).limit(1).scalar_subquery()
         for table in (precedence_policies, memory_policies)
         for column in (table.c.version, table.c.at)
     ]
-    calibrated = sa.select(sa.func.max(calibrations.c.at)).where(calibrations.c.company == company)
-    made = sa.select(companies.c.created_at).where(companies.c.company == company, companies.c.closing.is_not(True))
-    return sa.select(*newest, calibrated.scalar_subquery(), made.scalar_subquery())
+    calibrated = sa.select(sa.func.max(calibrations.c.at)).where(calibrations.c.company == company).scalar_subquery()
+    made = sa.case((companies.c.closing.is_not(True), companies.c.created_at))
+    asked = sa.bindparam("asked", expanding=True, type_=sa.String)
+    return sa.select(company, *newest, calibrated, made).where(company.in_(asked))
 
 
 _IN_FORCE = _in_force()
+#: Of a company that there is not.
+_NOTHING: InForce = (None,) * (len(_IN_FORCE.selected_columns) - 1)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from muniment.actors.store.control_store import Calibration, ControlStore, InForce, Versioned
-from muniment.actors.store.reach import Reach
+from muniment.actors.store.reach import SharedReach
 from muniment.policies.errors import NotFound, StoreUnavailable
 from muniment.policies.memory_policy import MemoryPolicy
 from muniment.policies.model import Slot
@@ -42,7 +42,8 @@ class PolicyBook:
         self._control = control
         self._parsed: dict[tuple[str, int, datetime], PrecedencePolicy] = {}
         self._last: dict[str, _Page] = {}
-        self._reach = Reach()
+        self._wanted: set[str] = set()
+        self._reach = SharedReach(self._ask_all, self._take_wanted)
 
     def current(self, company: str) -> tuple[int, PrecedencePolicy]:
         """The version of the precedence policy in force and the policy; 0 and the default one where nobody wrote any.
@@ -88,7 +89,10 @@ class PolicyBook:
             if self._control.local:
                 self._ask(company)
             else:
-                await self._reach.ask(self._ask, company)
+                self._wanted.add(company)
+                failed = await self._reach.ask()
+                if company in failed:
+                    raise failed[company]
         except StoreUnavailable:
             if company not in self._last:
                 raise
@@ -99,7 +103,23 @@ class PolicyBook:
         return self._last.get(company) or self._ask(company)
 
     def _ask(self, company: str) -> _Page:
-        state = self._control.in_force(company)
+        return self._page(company, self._control.in_force([company])[company])
+
+    def _take_wanted(self) -> tuple[set[str]]:
+        wanted, self._wanted = self._wanted, set()
+        return (wanted,)
+
+    def _ask_all(self, companies: set[str]) -> dict[str, Exception]:
+        """Asks about all at once; why a company's state could not be read is for those alone who asked about it."""
+        failed: dict[str, Exception] = {}
+        for company, state in self._control.in_force(companies).items():
+            try:
+                self._page(company, state)
+            except Exception as error:  # noqa: BLE001 - raised by ``refresh``
+                failed[company] = error
+        return failed
+
+    def _page(self, company: str, state: InForce) -> _Page:
         page = self._last.get(company)
         if page is None or page.state != state:
             precedence, memory = self._control.precedence(company), self._control.memory_policy(company)

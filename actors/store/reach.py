@@ -54,8 +54,10 @@ class Reach:
 class SharedReach:
     """Asks a store one thing for many: an answer serves all who asked before the question left. Belongs to one loop."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[..., Any], take: Callable[[], tuple[Any, ...]] = tuple) -> None:
+        """``take``: the function's arguments, taken in the loop when a question leaves."""
         self._function = function
+        self._take = take
         self._reach = Reach()
         self._under_way: asyncio.Task[Any] | None = None
         self._next: asyncio.Task[Any] | None = None
@@ -70,4 +72,4 @@ class SharedReach:
         if under_way is not None:
             await asyncio.wait([under_way])
         self._under_way, self._next = self._next, None
-        return await self._reach.ask(self._function)
+        return await self._reach.ask(self._function, *self._take())

@@ -127,3 +127,23 @@ def test_many_items_are_shared_by_the_batches_that_may_be_under_way_and_few_are_
         assert [len(batch) for batch in line.batches] == [25, 25, 1, 16]
 
     asyncio.run(main())
+
+
+def test_the_next_batch_leaves_before_those_who_got_an_answer_go_on() -> None:
+    async def main() -> None:
+        line = Line()
+        happened: list[str] = []
+
+        async def ask(item: bytes) -> None:
+            await line.coalescer.submit(item)
+            happened.append(f"answer of {item.decode()}, {len(line.batches)} left")
+
+        asked = [asyncio.ensure_future(ask(b"a"))]
+        await line.started(1)
+        asked.append(asyncio.ensure_future(ask(b"b")))
+        await asyncio.sleep(0)
+        line.gate.set()
+        await asyncio.gather(*asked)
+        assert happened[0] == "answer of a, 2 left"
+
+    asyncio.run(main())

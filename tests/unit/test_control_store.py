@@ -63,7 +63,7 @@ def test_a_key_is_known_until_it_is_revoked_and_only_its_hash_is_stored(store, t
         agent="closer",
         expires_at=expiry,
     )
-    assert store.grant_of(key) == replace(grant, company_since=store.in_force("acme")[-1])
+    assert store.grant_of(key) == replace(grant, company_since=store.in_force(["acme"])["acme"][-1])
     assert (grant.expires_at, grant.company, key_id_of(key)) == (expiry, "acme", grant.key_id)
     secret = key.rpartition("_")[2].encode()
     assert all(secret not in path.read_bytes() for path in tmp_path.iterdir())
@@ -86,10 +86,10 @@ def test_a_key_with_the_right_id_and_another_secret_grants_nothing(store):
 
 def test_what_another_process_changes_is_seen_by_the_next_question_and_nothing_is_read_again_before(store, url):
     key, grant = store.create_key("acme", "ana", roles=AGENT)
-    before = (store.grant_of(key), store.in_force("acme"))
+    before = (store.grant_of(key), store.in_force(["acme"])["acme"])
     reads = []
     sa.event.listen(store.engine, "before_cursor_execute", lambda *_: reads.append(1))
-    assert (store.grant_of(key), store.in_force("acme")) == before
+    assert (store.grant_of(key), store.in_force(["acme"])["acme"]) == before
     assert bool(reads) is not store.local
     other = """
 import sys
@@ -100,7 +100,7 @@ store.put_precedence("acme", {"fields": {}}, "key:operator")
 """
     subprocess.run([sys.executable, "-c", other, url, grant.key_id], check=True, timeout=60)
     assert store.grant_of(key) is None
-    assert store.in_force("acme") != before[1]
+    assert store.in_force(["acme"])["acme"] != before[1]
 
 
 def test_a_key_belongs_to_its_company(store):
@@ -254,21 +254,21 @@ def test_calibrations_are_by_company_and_model(store):
 
 
 def test_what_is_in_force_changes_with_everything_that_is_written(store):
-    seen = {store.in_force("acme")}
+    seen = {store.in_force(["acme"])["acme"]}
     for write in (
         lambda: store.put_precedence("acme", {"default_owner": "ana"}, "ana"),
         lambda: store.put_memory_policy("acme", {"languages": ["pt"]}, "ana"),
         lambda: store.calibrate("acme", "m", Calibration(threshold=1, queries=1, searches_l2=1, recall_lost=0), "ana"),
     ):
         write()
-        assert store.in_force("acme") not in seen
-        seen.add(store.in_force("acme"))
+        assert store.in_force(["acme"])["acme"] not in seen
+        seen.add(store.in_force(["acme"])["acme"])
     store.create_company("other", "ana")
-    *policies, made = store.in_force("other")
+    *policies, made = store.in_force(["other"])["other"]
     assert policies == [None] * 5
     assert made is not None
     store.close_company("other")
-    assert store.in_force("other") == (None,) * 6
+    assert store.in_force(["other"])["other"] == (None,) * 6
 
 
 def test_several_processes_write_one_chain(store, url):

@@ -33,7 +33,7 @@ def tell(bench: Bench, *facts: dict[str, Any], since: int | None = None) -> list
 
 
 def since(bench: Bench) -> int | None:
-    return bench.control.in_force("acme")[-1]
+    return bench.control.in_force(["acme"])["acme"][-1]
 
 
 def erase(bench: Bench, again: bool) -> None:

@@ -535,3 +535,13 @@ def test_details_that_nobody_erased_must_be_there_unchanged(bench: Bench, damage
             connection.rollback()
 
     run(scenario())
+
+
+def test_a_recall_is_answered_at_once_where_its_company_is_loaded_and_it_asks_about_now(bench: Bench) -> None:
+    async def scenario() -> None:
+        assert not bench.shard.answers_at_once("acme", {"moments": {}})
+        await bench.tell({"text": "one"})
+        assert bench.shard.answers_at_once("acme", {"moments": {}})
+        assert not bench.shard.answers_at_once("acme", {"moments": {"as_of": bench.now}})
+
+    run(scenario())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from muniment.actors.wire import unpack
 from muniment.cluster import roster as module
 from muniment.cluster.handles import Unreachable, WorkerPool
 from muniment.cluster.roster import Members, Roster, Shards
-from muniment.policies.errors import Moved, Unavailable
+from muniment.policies.errors import Moved, NotFound, Unavailable
 from muniment.policies.partitioning import partition_of
 from tests.stores import Stores
 
@@ -38,6 +38,9 @@ class Member:
         if self.fails:
             raise self.fails.pop(0)
         return self.number
+
+    async def attempt_together(self, requests: Sequence[bytes], deadline: float) -> list[Any]:
+        return list(await asyncio.gather(*(self.attempt(one, deadline) for one in requests), return_exceptions=True))
 
 
 @pytest.fixture
@@ -138,5 +141,43 @@ def test_workers_are_those_that_are_used_now(engine: sa.Engine) -> None:
             use(connection, "worker", 1)
         await roster.refresh()
         assert [handle.name for handle in members()] == ["member-0"]
+
+    asyncio.run(scenario())
+
+
+def test_recalls_travel_together_and_what_would_hold_others_up_goes_alone(engine: sa.Engine) -> None:
+    batches: list[list[str]] = []
+    special: dict[str, Any] = {"cold": None, "wrong": NotFound("of this one alone")}
+
+    class Together(Member):
+        async def attempt_together(self, requests: Sequence[bytes], deadline: float) -> list[Any]:
+            companies = [unpack(request)[1]["company"] for request in requests]
+            batches.append(companies)
+            await asyncio.sleep(0)
+            return [special.get(company, self.number) for company in companies]
+
+    one = Together(0)
+
+    async def scenario() -> None:
+        way = shards(engine, one)
+
+        def ask(company: str) -> Awaitable[Any]:
+            return way(company).recall(company=company)
+
+        names = ["cold", "wrong", *(f"c{n}" for n in range(20))]
+        found = await asyncio.gather(*map(ask, names), return_exceptions=True)
+        assert isinstance(found.pop(1), NotFound)
+        assert found == [0] * 21
+        assert sorted(company for batch in batches for company in batch) == sorted(names)
+        assert len(batches) < 6
+        assert one.asked == [["recall", {"company": "cold"}]], "by itself"
+        special["acme"] = Unreachable("replaced")
+        asked = asyncio.ensure_future(ask("acme"))
+        while batches[-1] != ["acme"]:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        del special["acme"]
+        assert await asked == 0
+        assert len(one.asked) == 1
 
     asyncio.run(scenario())
