@@ -25,7 +25,7 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8000"
 def _transport(address: str | Path, key: str, user: str | None, company: str | None, connections: int) -> Transport:
     if str(address).startswith(("http://", "https://")):
         said = {"Authorization": f"Bearer {key}", "X-User": user, "X-Company": company}
-        headers = {name: value.encode() for name, value in said.items() if value is not None}
+        headers = {name: value for name, value in said.items() if value is not None}
         return HttpTransport(str(address), headers, connections)
     from muniment.cluster.ray_transport import RayTransport
 

@@ -19,7 +19,7 @@ import pytest
 from muniment.cluster import AsyncClient, Client
 from muniment.cluster.effect import Duplicate
 from muniment.cluster.endpoints import BY_VERB
-from muniment.cluster.transport import NotSent
+from muniment.cluster.transport import NotSent, url_of
 from muniment.cluster.verbs import Request, Verbs
 from muniment.policies.errors import (
     DeadlineExceeded,
@@ -282,3 +282,26 @@ def test_an_effect_runs_its_body_only_on_allow(client: Client, server: Server) -
         "/v1/effects/confirm",
         "/v1/effects/propose",
     ]
+
+
+def test_what_a_path_and_a_query_say_is_encoded_once() -> None:
+    named = Request(
+        "q", "GET", "/v1/runs/{}/trail", ("a/b é%2F",), query={"open": True, "limit": 3, "kinds": ["x", "ü&"]}
+    )
+    address = "http://host:8000/below"
+    assert str(url_of(address, named)) == (
+        "http://host:8000/below/v1/runs/a%2Fb%20%C3%A9%252F/trail?open=true&limit=3&kinds=x&kinds=%C3%BC%26"
+    )
+
+
+def test_a_proxy_of_the_environment_is_used_but_not_for_this_machine(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", server.url)
+    monkeypatch.setenv("no_proxy", "localhost")
+    with Client("http://far.example", key="k", timeout_seconds=5) as client:
+        client.recall("q")
+    assert server.asked[0]["path"] == "http://far.example/v1/recall"
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with Client("http://127.0.0.1:9", key="k", timeout_seconds=0.2) as client, pytest.raises(NotSent):
+        client.recall("q")
