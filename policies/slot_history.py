@@ -1,8 +1,9 @@
 """What a slot held at some time, as known at some time; and what it holds now (API.md, ``as_of`` and ``known_at``).
 
-A slot's history is a set of facts and what happened to them. Which fact held at an instant follows from the set, not
-from the order in which it was told. The strongest fact (by ruling, by rank, at equal rank by date) holds for its whole
-period; every weaker one of another value holds until a stronger one that meets it takes over.
+A slot's history is a set of facts and what happened to them. The strongest fact (by ruling, by rank, at equal rank by
+date) holds for its whole period; every weaker one of another value holds until a stronger one that meets it takes over.
+Two facts meet when the later of them is told, if the other is still in the slot then, so that ``as_of`` says of each
+moment what was current then. Otherwise the order in which they were told does not matter.
 """
 
 from __future__ import annotations
@@ -67,9 +68,10 @@ _Span = tuple[datetime, datetime]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A fact as it counts at one knowledge time."""
+    """A fact as it counts at one knowledge time. ``since``: when it was told, or, where it was held, admitted."""
 
     fact: Fact
+    since: datetime
     value: str
     ruled_at: datetime | None
     ends: datetime
@@ -94,12 +96,21 @@ def as_of(
     latest = rules_at(known_at)
     places = {k.fact.id: rank(k.fact, latest, parents) for k in known}
     court = _Court(tuple(known), rules_at, latest, places, parents)
-    reigns: list[tuple[_Known, list[_Span]]] = []
-    for candidate in sorted(known, key=cmp_to_key(court.compare)):
-        spans = court.reign(candidate, reigns)
-        if any(begins <= instant < ends for begins, ends in spans):
-            return candidate.fact
-        reigns.append((candidate, spans))
+    reigns: list[_Reign] = []
+    deferred: set[str] = set()
+    queue = sorted(known, key=cmp_to_key(court.compare))
+    while queue:
+        candidate = queue.pop(0)
+        reign = court.reign(candidate, reigns)
+        if any(begins <= instant < ends for begins, ends in reign.spans):
+            # Review dates can make the order a circle: whoever beats the candidate is to be heard before it.
+            beaten_by = court.rivals_over(candidate, queue)
+            if not beaten_by or candidate.fact.id in deferred:
+                return candidate.fact
+            deferred.add(candidate.fact.id)
+            queue.insert(queue.index(beaten_by[-1]) + 1, candidate)
+            continue
+        reigns.append(reign)
     return None
 
 
@@ -116,7 +127,23 @@ def _known(record: SlotRecord, known_at: datetime, rules_at: RulesAt) -> _Known 
         return None
     ruled_at = max((e.at for e in events if e.change is Change.WON_RULING), default=None)
     ends = [e.at for e in events if e.change is Change.EXPIRED]
-    return _Known(fact, key_of(fact, rules_at(known_at)), ruled_at, min((*ends, fact.expires_at or DUSK)))
+    since = max([e.at for e in events if e.change is Change.ADMITTED], default=fact.recorded_at)
+    return _Known(fact, since, key_of(fact, rules_at(known_at)), ruled_at, min((*ends, fact.expires_at or DUSK)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reign:
+    """When a fact holds (``spans``), and when it had left the slot (``gone``). ``overtaken``: since when it was known
+    that another fact takes over from it for good, and from which date on."""
+
+    known: _Known
+    spans: list[_Span]
+    overtaken: list[_Span]
+    gone: datetime
+
+    def ends(self, known_at: datetime) -> datetime:
+        """The end of the fact's claim, as it was known then."""
+        return min(self.known.ends, *(begins for known, begins in self.overtaken if known <= known_at), DUSK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,26 +174,49 @@ class _Court:
             return undated
         return -1 if self._newer(left.fact, right.fact, rules, met_at) else 1
 
-    def reign(self, fact: _Known, stronger: Sequence[tuple[_Known, list[_Span]]]) -> list[_Span]:
-        """When the fact holds: its period, up to where the first stronger fact takes over from it for good."""
-        spans = [(start(fact.fact), fact.ends)]
-        for other, reign in stronger:
-            if other.value == fact.value or self.compare(other, fact) > 0:
+    def rivals_over(self, fact: _Known, others: Sequence[_Known]) -> list[_Known]:
+        """Those of other values that are stronger."""
+        return [other for other in others if other.value != fact.value and self.compare(other, fact) < 0]
+
+    def reign(self, fact: _Known, stronger: Sequence[_Reign]) -> _Reign:
+        """When the fact holds: its period, up to where the first stronger fact takes over from it for good.
+
+        What had left the slot when the two met was not weighed, and has settled its own time only; so has what left
+        before the day on which it was to take over.
+        """
+        begins, ends = start(fact.fact), fact.ends
+        spans, met = [(begins, ends)], []
+        for other in stronger:
+            winner = other.known
+            if not self.rivals_over(fact, [winner]):
                 continue
-            met_at = max(other.fact.recorded_at, fact.fact.recorded_at, other.ruled_at or DAWN)
-            for span in reign:
-                # What was over when the two met has settled its own time only.
-                spans = _without(spans, span, span[1] if other.ends <= met_at else DUSK)
-        return spans
+            met_at = max(winner.since, fact.since, winner.ruled_at or DAWN)
+            takes_over = start(winner.fact)
+            came_later = (fact.since, *first_recorded(fact.fact)) > (winner.since, *first_recorded(winner.fact))
+            # What comes to one that would be there before it is not taken in at all.
+            left_at = met_at if came_later and takes_over <= max(met_at, begins) else max(met_at, takes_over)
+            if other.gone <= left_at:
+                for span in other.spans:
+                    spans = _without(spans, *span)
+            elif max(begins, takes_over) < min(ends, other.ends(met_at)):
+                spans = _without(spans, takes_over, DUSK)
+                met.append((met_at, takes_over, left_at))
+        overtaken, gone = [], ends
+        for met_at, takes_over, left_at in sorted(met):
+            if met_at < gone:
+                overtaken.append((met_at, takes_over))
+                gone = min(gone, left_at)
+        return _Reign(fact, spans, overtaken, gone)
 
     def _newer(self, winner: Fact, loser: Fact, rules: SlotRules, met_at: datetime) -> bool:
         """Whether it is the stronger of two of one rank: by date; whoever was there first stands where that is equal.
 
-        Where no two dates tell, the first loses if it was past its review when the other came. Evidence is past its
-        review when what it stands by is.
+        Where no two dates tell, the first loses if it was past its review when the other came, unless it was still to
+        begin: then it takes over on its day. Evidence is past its review when what it stands by is.
         """
         first, second = sorted((winner, loser), key=first_recorded)
-        if winner.effective_at is None or loser.effective_at is None or start(winner) == start(loser):
+        undated = winner.effective_at is None or loser.effective_at is None or start(winner) == start(loser)
+        if undated and start(first) <= max(met_at, start(second)):
             head = next((k.fact for k in self.known if k.fact.id == first.corroborates), first)
             review_at = review_date(head, rules)
             if review_at is not None and review_at <= met_at:
@@ -192,11 +242,8 @@ class _Court:
         )
 
 
-def _without(spans: list[_Span], reign: _Span, until: datetime) -> list[_Span]:
-    """The spans less everything from where ``reign`` meets them up to ``until``; all of them where it meets none."""
-    begins, ends = reign
-    if not any(max(first, begins) < min(last, ends) for first, last in spans):
-        return spans
+def _without(spans: list[_Span], begins: datetime, until: datetime) -> list[_Span]:
+    """The spans less everything from ``begins`` up to ``until``."""
     kept = [part for first, last in spans for part in ((first, min(last, begins)), (max(first, until), last))]
     return [(first, last) for first, last in kept if first < last]
 
