@@ -18,7 +18,7 @@ from muniment.policies.authority import Actor, key_of, source_key
 from muniment.policies.model import ConflictKind, Fact, Outcome, Slot, Status
 from muniment.policies.precedence import consequences, decide, overtaken
 from muniment.policies.slot_history import Change, read
-from muniment.policies.slot_view import Consequences, Opening, Ruling, promoted
+from muniment.policies.slot_view import REASONS, Consequences, Opening, Ruling, promoted
 from muniment.policies.weighing import Rule, over, start
 
 #: Facts that wait in one conflict, beside its challenger; what comes after them is history that says nothing new.
@@ -273,18 +273,33 @@ class SlotBook(SlotPages):
 
     def _regroup(self, key: str) -> dict[str, str]:
         """Evidence stands by a current fact, and a successor is current: what stands now for what evidence stood by."""
-        heads = {}
+        heads, risen = {}, []
         for fact in promoted(self.current(key), self.now):
             before = self.facts[fact.id].corroborates
             if before is not None and fact.corroborates != before:
                 self.change(fact.id, corroborates=fact.corroborates)
                 heads[before] = fact.corroborates or fact.id
+                risen += [fact.id] if fact.corroborates is None else []
+        for id in risen:
+            self._ask_about_risen(self.facts[id])
         current = self.current(key)
         ids = {fact.id for fact in current}
         for fact in current:
             if fact.superseded_by is not None and fact.superseded_by not in ids:
                 self.change(fact.id, superseded_by=None)
         return heads
+
+    def _ask_about_risen(self, fact: Fact) -> None:
+        """Evidence that holds alone by now is to be reviewed where only the owner may change the value, and has not
+        said it: so is what anybody else stores there when nothing is left."""
+        slot = slot_of(fact)
+        rules, said = self.rules_of(slot), (fact, *self.evidence_of(fact))
+        if not rules.sensitive or any(other.writer == rules.owner for other in said):
+            return
+        rule = Rule.SENSITIVE_UNCONFIRMED
+        if not any(c.subject_id == fact.id and c.rule is rule for c in self.conflicts_of(slot.key)):
+            opening = Opening(kind=ConflictKind.REVIEW, rule=rule, reason=REASONS[rule], subject_id=fact.id)
+            self.escalate(slot, opening, None)
 
     def _subject(self, conflict: Conflict, challenger: Fact | None, heads: Mapping[str, str]) -> str | None:
         """The fact that this is about by now; None where it has lost its point.

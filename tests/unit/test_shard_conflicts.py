@@ -482,3 +482,26 @@ def test_what_was_held_does_not_outlive_the_fact_that_made_it_evidence(bench: Be
     holds(bench, {1: "Lee"})
     bench.now = at(3)
     assert (held(bench), values(bench), held(bench, as_of=at(3)), opened(bench)) == (None, [], None, [])
+
+
+@pytest.mark.parametrize(("sensitive", "teller", "asked"), [(True, BOT, True), (True, ANA, False), (False, BOT, False)])
+@pytest.mark.parametrize("goes", ["by time", "deleted", "by time, seen by a write"])
+def test_evidence_of_others_that_holds_alone_is_the_owners_to_review_where_the_field_is_sensitive(
+    bench: Bench, sensitive: bool, teller: Any, asked: bool, goes: str
+) -> None:
+    bench.policy(fields={"contact": {"owner": "ana", "sensitive": sensitive}})
+    (dana,) = tell(bench, contact("Dana", -9, expires_at=at(2)))
+    (note, _) = tell(
+        bench, contact("Dana", source={"kind": "unattributed"}), contact("Dana", source=NOTE), actor=teller
+    )
+    assert note["outcome"] == "corroborated"
+    bench.now = at(1) if goes == "deleted" else at(3)
+    if goes == "deleted":
+        retire(bench, dana["id"], "deleted")
+    elif goes == "by time":
+        assert values(bench) == ["Dana"]  # it is asked about before it is handed out
+    else:
+        tell(bench, contact("Lee", -10, source=NOTE), actor=BOT)
+    assert held(bench) == "Dana"
+    reviews = [(row.subject_id, row.kind) for row in bench.conflicts() if row.kind == "review"]
+    assert reviews == ([(note["id"], "review")] if asked else [])
