@@ -27,7 +27,7 @@ from muniment.policies.partitioning import Kind
 
 #: How old what is known may get while it is used.
 FRESH_SECONDS = 1.0
-#: Recalls in one call: their answers together stay below what Ray would put into the object store.
+#: Recalls in one call: their answers, unless the facts are long, stay below what Ray puts into the object store.
 _TOGETHER = 8
 
 
